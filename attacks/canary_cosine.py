@@ -71,15 +71,15 @@ def run(case: Case, settings: Settings) -> Finding:
         "rounds": len(some),
     }
     found = np.array(scores) / spread
-    return Finding(found, measured, null=_null(case, found, some) if exact else None)
-
-
-def _null(case: Case, scores: Floats, seen: Sequence[Release]) -> Null:
-    """Under a public order, the score of a client that trained follows one Gaussian mechanism for all its turns together."""
-    tails = _tails(scores, seen)
-    if public(case) and case.assembly.audit_pool.kind == "client":
-        return Null(tails, scores[:, None], 1.0, together=True)
-    return Null(tails)
+    null = None
+    if exact:
+        tails = _tails(found, some)
+        # Under a public order, the score of a client that trained follows one Gaussian mechanism for all its turns together.
+        if public(case) and case.assembly.audit_pool.kind == "client":
+            null = Null(tails, found[:, None], 1.0, together=True)
+        else:
+            null = Null(tails)
+    return Finding(found, measured, null=null)
 
 
 def _tails(scores: Floats, seen: Sequence[Release]) -> Floats:

@@ -31,7 +31,9 @@ def run(case: Case, settings: Settings) -> Finding:
     if not case.seen.sums:
         raise Inapplicable("inverting sums needs the sums that the server decodes: set evaluation.record = 'updates'")
     at = prior_knowledge(case)
-    sums = _picked(case, settings)
+    # The sums of the first rounds, of the pass that carries changes.
+    usable = {one.round: one for one in case.seen.sums if one.round in case.seen.states}
+    sums = [usable[round_] for round_ in sorted(usable)[: min(settings.max_rounds or ROUNDS, ROUNDS)]]
     found = at.recovered([[at.summed(one)] for one in sums])
     if all(one.why == NO_FACTORS for one in found):
         raise Inapplicable(f"{NO_FACTORS}; there is nothing to test inputs against")
@@ -47,12 +49,6 @@ def run(case: Case, settings: Settings) -> Finding:
     if named_nothing(measured) and not any(measured.get("by_cohort", {}).values()):
         raise Inapplicable(NOTHING.format(count=len(rows), what="sums", why=measured["why_not"][0]))
     return Finding(measured=measured, note=_NOTE if known else f"{_NOTE}; {_OF_MORE}")
-
-
-def _picked(case: Case, settings: Settings) -> list[Summed]:
-    """The sums of the first rounds, of the pass that carries changes."""
-    usable = {one.round: one for one in case.seen.sums if one.round in case.seen.states}
-    return [usable[round_] for round_ in sorted(usable)[: min(settings.max_rounds or ROUNDS, ROUNDS)]]
 
 
 def _clients(case: Case, one: Summed) -> list[str]:

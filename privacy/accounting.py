@@ -301,7 +301,9 @@ def _descend(measure: Callable[[float], float], target: float, z: float, power: 
     """
     low, high, before = 0.0, math.inf, (0.0, 0.0)
     for turn in range(1, 200):
-        z = _rounded_up(z)
+        # Rounded up to six digits, so that the printed and stored number is the accounted one.
+        grain = 10.0 ** (math.floor(math.log10(z)) - 5)
+        z = float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")
         found = measure(z)
         if 0.99 * target < found <= target:
             return z
@@ -325,12 +327,6 @@ def _power(one: tuple[float, float], other: tuple[float, float], otherwise: floa
     if one[0] == other[0] or not (0 < one[1] < math.inf and 0 < other[1] < math.inf):
         return otherwise
     return min(max(-math.log(one[1] / other[1]) / math.log(one[0] / other[0]), 1.0), 100.0)
-
-
-def _rounded_up(z: float) -> float:
-    """Round up to six digits, so that the printed and stored number is the accounted one."""
-    grain = 10.0 ** (math.floor(math.log10(z)) - 5)
-    return float(f"{math.ceil(z / grain - 1e-6) * grain:.6g}")
 
 
 def _checked(count: float, delta: float) -> None:

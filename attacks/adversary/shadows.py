@@ -164,7 +164,11 @@ def trained(
     common = common and not assembly.protection.placement.step_noise and assembly.local is None
     states: list[Tensors] = []
     ways = Ways()
-    together = _in_lockstep(assembly) if common else 1
+    together = 1
+    if common:  # all trained tensors of a round are in memory at once
+        plan = assembly.method.plan(assembly.initial)
+        numbers_each = assembly.initial.tensors.select(plan.trainable).numel
+        together = max(1, _HELD // max(1, math.ceil(numbers_each * assembly.sampler.expected)))
     for start in range(0, len(inside), together):
         numbers = range(start, min(start + together, len(inside)))
         made = [Reference.of(assembly, inside[number], _seed_of(seed, number)) for number in numbers]
@@ -191,13 +195,6 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
     found = iter(train_together(assembly.objective, jobs, ways, public=public))
     for one, own in zip(made, noted, strict=True):
         one.round(lr, [next(found) for _ in own])
-
-
-def _in_lockstep(assembly: Assembly) -> int:
-    """The number of references in lockstep: all trained tensors of a round are in memory at once."""
-    plan = assembly.method.plan(assembly.initial)
-    numbers = assembly.initial.tensors.select(plan.trainable).numel
-    return max(1, _HELD // max(1, math.ceil(numbers * assembly.sampler.expected)))
 
 
 def _seed_of(seed: int, number: int) -> int:

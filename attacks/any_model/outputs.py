@@ -140,7 +140,10 @@ def in_order(learned: Vocabulary, labels: Sequence[str], *, task: str, model: st
     order = labels or own
     written = {str(value): value for value in learned.values}
     if not labels and not set(written) <= set(order):
-        written = _spelled(written, order)
+        # The model's spelling, if it differs from that of the texts in capitals alone.
+        alike = {name.casefold(): name for name in order}
+        if len(alike) == len(order) and {name.casefold() for name in written} <= alike.keys():
+            written = {alike[name.casefold()]: value for name, value in written.items()}
     missing = sorted(set(written) - set(order))
     if not missing:
         return Vocabulary(tuple(written.get(name, name) for name in order), tuple(order))
@@ -175,14 +178,6 @@ def _permuted(names: Sequence[str], others: Sequence[str]) -> bool:
         if sorted(one) == sorted(other):
             return one != other
     return False
-
-
-def _spelled(written: dict[str, int | str], order: Sequence[str]) -> dict[str, int | str]:
-    """The classes of the texts by the model's spelling, if that differs from theirs in capitals alone."""
-    alike = {name.casefold(): name for name in order}
-    if len(alike) < len(order) or not {name.casefold() for name in written} <= alike.keys():
-        return written
-    return {alike[name.casefold()]: value for name, value in written.items()}
 
 
 def _named_by_its_maker(order: Sequence[str]) -> bool:

@@ -50,7 +50,12 @@ class Head:
         initial, sent = server.honest, _sent(server)
         names = [name for name in server.assembly.problem.head if name in sent]
         weights = [name for name in names if name.endswith("weight") and initial[name].shape[1:]]
-        pairs = [(one, two) for one in weights for two in weights if one != two and _chained(initial, one, two)]
+        pairs = [
+            (one, two)
+            for one in weights
+            for two in weights
+            if one != two and initial[one].shape[0] == initial[two].shape[1]
+        ]
         for inner, outer in pairs:
             hidden, width = initial[inner].shape
             head = cls(inner[: -len(".weight")], outer[: -len(".weight")], width, hidden, initial[outer].shape[0])
@@ -114,10 +119,6 @@ class Head:
                 hook.remove()
             model.train()
         return caught["x"], caught["out"]
-
-
-def _chained(initial: Tensors, inner: str, outer: str) -> bool:
-    return initial[inner].shape[0] == initial[outer].shape[1]
 
 
 def _sent(server: LyingServer) -> set[str]:

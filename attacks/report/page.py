@@ -386,20 +386,18 @@ def examples(audit: Audit) -> str:
     )
     head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
     rows = [(*_unit(one), *((one.text or "not shown",) if texts else ())) for one in ordered]
+    lead = ""
+    if audit.accusations:
+        did = "contributed" if audit.phantoms else "trained"
+        counts = [f"of the first {one.first}, {one.false or 'none'} had not {did}" for one in audit.accusations]
+        share = percent(audit.non_members / (audit.members + audit.non_members))
+        lead = paragraph(f"{capital('; '.join(counts))}. Of units drawn at random {share} had not.", "lead")
     return section(
         f"The {units(audit)} that stand out most",
-        paragraph(_false(audit), "lead") if audit.accusations else "",
+        lead,
         paragraph(_SHOWN if texts else _REDACTED, "notice" if texts else ""),
         *_long(head, rows, "unit"),
     )
-
-
-def _false(audit: Audit) -> str:
-    """The number of false accusations among the highest-ranked units, in one line."""
-    did = "contributed" if audit.phantoms else "trained"
-    counts = [f"of the first {one.first}, {one.false or 'none'} had not {did}" for one in audit.accusations]
-    share = percent(audit.non_members / (audit.members + audit.non_members))
-    return f"{capital('; '.join(counts))}. Of units drawn at random {share} had not."
 
 
 def _unit(one: Exposed) -> tuple[str, ...]:

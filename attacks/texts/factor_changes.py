@@ -144,7 +144,13 @@ def _factors(one: Sent, pair: Pair, scale: float) -> Shown:
     a, b = one.before.tensor(pair.a), one.before.tensor(pair.b)
     if isinstance(product, LowRank) and (shown := _in_the_clear(one, product, a, b, scale)):
         return shown
-    return None, (None if b.any() else _b_of_product(one, product, a, scale))
+    if b.any():
+        return None, None
+    # The change of B from s dB A.
+    inverse = torch.linalg.pinv(a.double())
+    dense = product.dense() if isinstance(product, LowRank) else product
+    spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # noise is scaled by the inverse
+    return None, Rows(dense.double() @ inverse / scale, one.rows(dense, torch.zeros_like(dense)).std * spread)
 
 
 def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: float) -> Shown | None:
@@ -157,14 +163,6 @@ def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: floa
         return None
     moved, kept = product.left[:, :rank] / scale, product.left[:, rank:] / scale
     return one.gradients(change, a), one.gradients(moved, kept if b.any() else b)
-
-
-def _b_of_product(one: Sent, product: Tensor | LowRank, a: Tensor, scale: float) -> Rows:
-    """The change of B from s dB A."""
-    inverse = torch.linalg.pinv(a.double())
-    dense = product.dense() if isinstance(product, LowRank) else product
-    spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # noise is scaled by the inverse
-    return Rows(dense.double() @ inverse / scale, one.rows(dense, torch.zeros_like(dense)).std * spread)
 
 
 def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
