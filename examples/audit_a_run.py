@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
             low, high = cell["auc_interval"]
             print(f"{cell['attack']:>15} by {cell['vantage']:<14} AUC {cell['auc']:.3f} ({low:.3f} to {high:.3f})")
     print(audit["verdict"]["text"])
-    print(f"report: {write(audit, folder / 'audit.html')}")
+    print(f"report: {write(audit.record, folder / 'audit.html')}")
 
 
 if __name__ == "__main__":

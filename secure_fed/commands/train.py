@@ -72,9 +72,12 @@ def _require_from_files(out: Path) -> None:
 
 def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
     """Run in `chosen.out` or a new folder, write the report, and print the result unless `quiet`. Returns the folder."""
+    from secure_fed.methods import require_known
     from secure_fed.report.page import write_report
 
-    if not resume:
+    if resume:
+        require_known(config.method.name)  # whoever resumes a run names the run's own method
+    else:
         _check(config, chosen.out)
     out, result = _ran(config, chosen.out, name, resume=resume)
     page = write_report(out)

@@ -209,7 +209,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     (
         "method.ranks_column",
-        lambda c: not c.data.train or bool(c.data.client) or isinstance(c.data.train, tuple),
+        lambda c: bool(c.data.client) or isinstance(c.data.train, tuple),
         "data.client, or a file for each client",
     ),
     ("method.ranks_column", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),

@@ -48,10 +48,6 @@ def given(
         raise ConfigError(
             "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
         )
-    if config.method.ranks_column:
-        raise ConfigError(
-            "method.ranks_column names a column of data from files, and the examples are objects: use method.ranks"
-        ).about("method.ranks_column", config.method.ranks_column, "data from files")
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)

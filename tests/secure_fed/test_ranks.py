@@ -467,6 +467,7 @@ def test_ranks_of_a_column_are_those_of_the_list(tmp_path: Path) -> None:
     [
         ([{**row, "gpu": "two"} for row in ROWS], {}, "method.ranks_column"),
         ([{**row, "gpu": None} for row in ROWS], {}, "method.ranks_column"),
+        ([{**row, "gpu": "9" * 5000} for row in ROWS], {}, "method.ranks_column"),
         ([{**row, "gpu": 1 + n % 2} for n, row in enumerate(ROWS)], {}, "method.ranks_column"),
         ([{**row, "gpu": RANK + 1} for row in ROWS], {}, "method.ranks"),
         ([{**row, "gpu": 0} for row in ROWS], {}, "method.ranks"),

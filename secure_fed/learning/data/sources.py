@@ -7,6 +7,7 @@ of `evaluation.non_members` are of the same kind, and no client trains on them: 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -294,18 +295,22 @@ def load(
 
 
 def _ranks(tables: Sequence[Table], name: str, clients: Sequence[str]) -> dict[str, int]:
-    """The rank of each client: the same positive integer in all its rows."""
+    """The rank of each client: the same integer in all its rows."""
+    if not clients:
+        raise DataError(
+            f"method.ranks_column is {name!r}, but no row has a client: set data.client, or give a file for each"
+        ).about("method.ranks_column", name, "data that name their clients")
     found: dict[str, int] = {}
     rows = (
         (table, row, value) for table in tables for row, value in enumerate(table.column(name, "method.ranks_column"))
     )
     for client, (table, row, value) in zip(clients, rows, strict=True):
         text = str(value).strip()
-        if not (text.isascii() and text.isdigit()):
+        if not re.fullmatch("[0-9]{1,6}", text, re.ASCII):
             raise DataError(
-                f"{table.place(row)}: the rank in {name!r} is {value!r}, no positive integer; correct it or set "
+                f"{table.place(row)}: the rank in {name!r} is {text!r:.40}, not 1 to 6 digits; correct it, or set "
                 "method.ranks_column to another column"
-            ).about("method.ranks_column", value, "positive integers")
+            ).about("method.ranks_column", value, "integers of at most six digits")
         if found.setdefault(client, int(text)) != int(text):
             raise DataError(
                 f"{table.place(row)}: the rank in {name!r} is {value!r}, but client {client!r} has {found[client]} before; "

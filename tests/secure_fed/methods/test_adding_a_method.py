@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from peft import PeftModel
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, MethodError, RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.methods import METHODS, averaged, build
+from secure_fed.methods import METHODS, averaged, build, require_known
 from secure_fed.methods.method import CHANGE, LoraShaped, State
 from secure_fed.tensors.tensors import LayoutError, Tensors
 from tests.contracts import runs
@@ -77,6 +78,20 @@ def test_the_file_is_a_method_of_the_users_own_project(tmp_path: Path, monkeypat
         Federation(own.config)
     with pytest.raises(RunDirectoryError, match=r"another configuration .*method.name"):
         toys.federation({**settings, "method.name": "stein.py"}).run(tmp_path / "run", resume=True)
+
+
+def test_a_stored_run_executes_no_file(tmp_path: Path) -> None:
+    """An audit or an export of somebody's run folder would else execute a file that the folder chose. `train --resume` may."""
+    code = f"{shown()}\nopen({str(tmp_path / 'executed')!r}, 'w').close()\n"
+    (tmp_path / "own.py").write_text(code, encoding="utf-8")
+    noted = f"{tmp_path / 'own.py'}@{sha256((tmp_path / 'own.py').read_bytes()).hexdigest()[:16]}"
+    config = toys.config({"method.name": noted})
+    with pytest.raises(ConfigError, match="executed only where"):
+        Federation(config)
+    assert not (tmp_path / "executed").exists()
+    require_known(noted)
+    assert build(config).card.name == "stein_ffa"
+    assert (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(
