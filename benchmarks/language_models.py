@@ -20,11 +20,12 @@ divides each number by a size that is mostly noise. Its rates are the best of `R
 search`, on other dialogues; charged to no epsilon). A client trains one step on its conversation, with the same optimiser and
 rate.
 
-Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Membership: how
-much the loss of each of 96 trained rows fell, against that of the test rows. Canaries are conversations about a made-up
+Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Membership:
+how much the loss of each of 96 trained rows fell, against that of the test rows. Canaries are conversations about a made-up
 person's two digits: four occur once, and four eight times. An exposure is among 33 numbers, and a number outside the training
-has 1.44 bits on average. Peak memory is that of the run's own process. Noise comes from the operating system. Every finished
-run is a line of language_models.jsonl beside this file and is not run again.
+has 1.44 bits on average. Peak memory and seconds of computing are those of the run's own process, all its threads together.
+Noise comes from the operating system. Every finished run is a line of language_models.jsonl beside this file and is not run
+again.
 """
 
 from __future__ import annotations
@@ -234,15 +235,15 @@ def figures(cell: Cell, model: str, gsm: Path, out: Path) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         config = RunConfig.from_dict(settings(cell, model, rows, Path(folder), rate))
         federation = Federation(config, callbacks=[watch])
-        started = time.perf_counter()
+        started = time.process_time()
         try:
             result = federation.run()
         except Noised:
             return {"noise": watch.probe}
-    took, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    took, peak = time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tuned = federation.load(result.state).eval()
     base = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
-    spent = {"epsilon spent": result.summary["epsilon"], "seconds": took, "MiB": peak, "bytes up": watch.sent}
+    spent = {"epsilon spent": result.summary["epsilon"], "CPU seconds": took, "MiB": peak, "bytes up": watch.sent}
     return spent | {"noise": watch.probe} | measured(cell, rows, tokenizer, base, tuned)
 
 

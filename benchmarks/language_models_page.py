@@ -40,7 +40,7 @@ def page(found: Sequence[Line]) -> str:
 def silos(found: Sequence[Line]) -> str:
     """A row for each run, seeds together."""
     head = ["", "method", "epsilon", "seeds", "loss, from", "to", "right answers", "membership AUC", "exposure, once"]
-    head += ["eight times", "sent by a party in a round", "s", "MiB"]
+    head += ["eight times", "sent by a party in a round", "CPU s", "MiB"]
     rows = []
     keys = dict.fromkeys((line["how"], line["method"], line["epsilon"], line["cohort"]) for line in found)
     for how, method, epsilon, cohort in keys:
@@ -62,7 +62,7 @@ def silos(found: Sequence[Line]) -> str:
                 f"{mean(x for line in some for x in line['once']):.2f}",
                 f"{mean(x for line in some for x in line['often']):.2f}",
                 f"{mean(line['bytes up'] for line in some) / 1e6:.1f} MB",
-                f"{mean(line['seconds'] for line in some):.0f}",
+                f"{mean(line['CPU seconds'] for line in some):.0f}",
                 f"{max(line['MiB'] for line in some):.0f}",
             ]
         )
