@@ -16,7 +16,7 @@ from unittest.mock import patch
 import hypothesis
 import pytest
 
-from tests import accounts
+from tests import accounts, golden
 
 # In continuous integration hypothesis tries the same cases every time, because the result must depend on the change alone; a
 # developer's machine tries new ones. Neither has a deadline: the time to draw a case depends on the machine's load.
@@ -50,6 +50,13 @@ _FIRST = ("test_planted.py", "test_examples.py", "contracts/test_methods.py")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", default="0/1", metavar="I/N", help="every N-th of the tests, from the I-th on")
+    parser.addoption("--rewrite-golden", action="store_true", help="write the kept texts anew: tests/golden.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the workers too that the kept texts are to be rewritten."""
+    if config.getoption("--rewrite-golden"):
+        os.environ[golden.REWRITE] = "1"
 
 
 @pytest.hookimpl(trylast=True)  # after the selection by marks
