@@ -72,11 +72,11 @@ def _require_from_files(out: Path) -> None:
 
 def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
     """Run in `chosen.out` or a new folder, write the report, and print the result unless `quiet`. Returns the folder."""
-    from secure_fed.methods import require_known
+    from secure_fed.config.own_files import allow_all
     from secure_fed.report.page import write_report
 
     if resume:
-        require_known(config.method.name)  # whoever resumes a run names the run's own method
+        allow_all(config)  # whoever resumes a run names the run's own files
     else:
         _check(config, chosen.out)
     out, result = _ran(config, chosen.out, name, resume=resume)
@@ -103,12 +103,14 @@ def check_ahead(config: RunConfig) -> None:
     labels and sizes.
     """
     from secure_fed import methods
+    from secure_fed.config import own_files
     from secure_fed.learning.data import sources
     from secure_fed.learning.data.rows import columns_of
     from secure_fed.learning.models.locate import found
     from secure_fed.runs.budget import require_made
 
     methods.require_known(config.method.name)
+    own_files.allow_all(config)
     found(config.model)
     read, others = columns_of(config.data), config.evaluation.non_members
     sources.require_columns(config.data, read, config.privacy.group_column, others, config.method.ranks_column)
