@@ -355,7 +355,7 @@ def test_a_directory_that_cannot_be(training: Refused, refused: Refused) -> None
 
 def test_config_init_where_nothing_can_be_written(refused: Refused) -> None:
     for name, reason in ((LONG, "too long"), ("none/run.toml", "No such file")):
-        sentence = refused("config", "init", name)
+        sentence = refused("config", "init", "--all", name)
         says(sentence, (name, reason, "name another file"))
         assert "--out" not in sentence
         assert "--resume" not in sentence
