@@ -76,7 +76,14 @@ def measured(arm: str, seed: int, data: Path, cache: Path) -> dict[str, Any]:
     claim = next(one for one in CLAIMS if one.name == "c2a")
     files = {f"data.{split}": str(place) for split, place in texts(claim.data, SIZES["reduced"], data, cache).items()}
     own = claim.configurations(SIZES["reduced"])[arm]
-    common = {"model.name": str(encoder()), **files, **SIZES["reduced"].settings(), **own, "federation.seed": seed}
+    common = {
+        "model.name": str(encoder()),
+        "model.pooling": "model",
+        **files,
+        **SIZES["reduced"].settings(),
+        **own,
+        "federation.seed": seed,
+    }
     federation = Federation(configured(common))
     result = federation.run()
     predictor = Predictor(federation, result.state)

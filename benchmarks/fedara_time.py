@@ -54,7 +54,7 @@ def run(method: dict[str, Any], rounds: int) -> Watch:
     watch = Watch()
     config = RunConfig.from_dict(
         {
-            "model": {"name": str(encoder()), "max_length": 48},
+            "model": {"name": str(encoder()), "pooling": "model", "max_length": 48},
             "data": {"examples": 1000, "test_examples": 50, "partition": "pathological", "labels_per_client": 2},
             "federation": {"clients": 20, "cohort": COHORT, "rounds": rounds},
             "training": {"steps": 4, "batch_size": 8, "lr_schedule": "linear", "together": 1},

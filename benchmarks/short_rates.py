@@ -55,6 +55,7 @@ class Trained:
         }
         settings = {
             "model.name": str(encoder()),
+            "model.pooling": "model",
             "model.max_length": 32,
             **files,
             "method.name": cell.method,

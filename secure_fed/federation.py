@@ -26,6 +26,7 @@ from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.local_function import LocalFunction
 from secure_fed.learning.user_objects import given
 from secure_fed.methods import build
+from secure_fed.methods.auto import decided
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
@@ -99,6 +100,7 @@ class Federation:
         if mechanism is not None and self.config.privacy.mechanism:
             message = "mechanism is given, and privacy.mechanism names another: leave one of the two out"
             raise ConfigError(message).about("privacy.mechanism", self.config.privacy.mechanism, "unset")
+        self.config, self._chosen = decided(self.config, model)
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
         if local is not None:
             require_function(local)
@@ -133,6 +135,7 @@ class Federation:
             tail.said,
             hidden_cohort_traffic(self.assembly),
             idle,
+            *self._chosen,
             self.assembly.problem.note,
         )
         return [note for note in found if note]

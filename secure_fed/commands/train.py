@@ -86,7 +86,7 @@ def train(chosen: argparse.Namespace) -> None:
         config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
         _require_from_files(Path(chosen.out))
     if not chosen.dry_run:
-        run(config, chosen, config.method.name, resume=chosen.resume)
+        run(config, chosen, "", resume=chosen.resume)
         return
     from secure_fed.runs.dry_run import foreseen
 
@@ -110,7 +110,10 @@ def _require_from_files(out: Path) -> None:
 
 
 def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
-    """Run in `chosen.out` or a new folder, write the report, and print the result unless `quiet`. Returns the folder."""
+    """Run in `chosen.out` or a new folder, write the report, and print the result unless `quiet`. Returns the folder.
+
+    name: ends the name of a new folder; by default the method's.
+    """
     from secure_fed.config.own_files import allow_all
     from secure_fed.report.page import write_report
 
@@ -118,7 +121,11 @@ def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: boo
         allow_all(config)  # whoever resumes a run names the run's own files
     else:
         _check(config, chosen.out)
-    out, result = _ran(config, chosen.out, name, resume=resume)
+        from secure_fed.methods.auto import decided
+
+        config, reasons = decided(config)
+        print("".join(f"secure-fed: {reason}\n" for reason in reasons), end="", file=sys.stderr)
+    out, result = _ran(config, chosen.out, name or config.method.name, resume=resume)
     page = write_report(out)
     if chosen.json:
         print(json.dumps(result.summary))
@@ -203,7 +210,14 @@ def _show_dry(found: Mapping[str, Any]) -> None:
         title=f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved",
         title_style="bold",
     )
-    for row in (*_data(found["data"]), *_privacy(found["privacy"]), *_traffic(found), *_memory(found["memory"])):
+    chosen = (("chosen", reason) for reason in found["chosen"])
+    for row in (
+        *chosen,
+        *_data(found["data"]),
+        *_privacy(found["privacy"]),
+        *_traffic(found),
+        *_memory(found["memory"]),
+    ):
         table.add_row(*row)
     console = PlainConsole()
     console.print(table)

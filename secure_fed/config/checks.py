@@ -120,7 +120,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("model.max_memory", lambda c: bool(c.model.device_map), "model.device_map"),
     (
         "model.pooling",
-        lambda c: c.data.task in ("classification", "multi_label", "regression"),
+        lambda c: c.data.task in ("classification", "multi_label", "regression") or c.model.pooling == "model",
         "data.task = 'classification', 'multi_label' or 'regression'",
     ),
     (

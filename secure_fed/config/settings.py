@@ -43,10 +43,10 @@ class ModelConfig:
     )
     max_length: int = key(128, "texts are cut after this many tokens", at_least=2)
     pooling: str = key(
-        "model",
+        "auto",
         "input of the head: model, as in the architecture, often the first token; mean, the mean over tokens, for which "
-        "sentence encoders are made (classification, multi_label, regression)",
-        choices=("model", "mean"),
+        "sentence encoders are made; auto: mean for those (classification, multi_label, regression)",
+        choices=("auto", "model", "mean"),
     )
     descriptions: tuple[str, ...] = key(
         (),
@@ -297,7 +297,10 @@ _WIDEST = 65_536  # wider than any layer of a model that can be fine-tuned here
 class MethodConfig:
     """[method]: the settings of all methods. Each method reads some of them, which its card lists."""
 
-    name: str = key("fra_lora", "see `secure-fed methods`")
+    name: str = key(
+        "auto",
+        "see `secure-fed methods`; or a .py file; auto: as docs/choosing.md says, by unit, masks, task and model",
+    )
     rank: int = key(8, "rank of the adapter", at_least=1, at_most=_WIDEST)
     alpha: float = key(16.0, "LoRA alpha: the change is scaled by alpha / rank", at_least=1e-6, at_most=1e6)
     rslora: bool = key(False, "scale by alpha / sqrt(rank) instead")

@@ -49,6 +49,7 @@ from secure_fed.learning.data.chats import template_of
 from secure_fed.learning.models.loading import digest_of, head_of, load
 from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods import build
+from secure_fed.methods.auto import decided
 from secure_fed.report.page import write_report
 from secure_fed.rounds.client_models import require_ranks
 from secure_fed.rounds.cohort import counts_on_secrecy
@@ -113,7 +114,7 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
     """The settings that all parties share, without those of one machine. Refuses settings that need all data together."""
     audited = config.evaluation.audit_fraction or 0.0  # by default nothing is held out here, as with privacy
-    config = config.replace({("evaluation", "audit_fraction"): audited})
+    config = decided(config)[0].replace({("evaluation", "audit_fraction"): audited})
     _require_deployable(config, members)
     own = {
         **neutral(),

@@ -66,6 +66,8 @@ def build(config: RunConfig | MethodConfig) -> Method:
     A `MethodConfig` alone stands for a run with defaults in all other sections.
     """
     run = RunConfig(method=config) if isinstance(config, MethodConfig) else config
+    if run.method.name == "auto":
+        run = import_module("secure_fed.methods.auto").decided(run)[0]
     chosen = card(run.method.name)
     _require_read(run.method, chosen)
     if chosen.memoryless and run.federation.optimizer != "mean":
@@ -95,7 +97,7 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
 
 def require_known(name: str) -> None:
     """Refuse a name that no method has; whether a file is one shows when it is executed."""
-    if name not in METHODS and not own_files.is_file(name):
+    if name not in (*METHODS, "auto") and not own_files.is_file(name):
         plain = name.lower().replace("-", "_")
         near = [_ELSEWHERE[plain]] if plain in _ELSEWHERE else difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"

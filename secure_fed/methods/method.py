@@ -84,9 +84,12 @@ class Card:
         A step of AdamW moves every weight by about lr, so the change of a layer's output grows with the layer's width, and in a
         run a weight moves by rate times steps at most. Where a run of so many local `steps` is too short for the method's
         `reach`, the rate is raised to reach / steps, at most fourfold. None: an unknown number of steps. decoder: whether the
-        model continues texts, with `decoders` times the rate.
+        model continues texts, with `decoders` times the rate. A width of 0 is that of the user's own module, which most likely
+        is not pre-trained: it gets `_FROM_NOTHING` at least, since rates that keep pre-trained weights barely move it.
         """
         rate = self.lr * (self.decoders if decoder else 1.0) * (min(1.0, _NARROW / width) if width else 1.0)
+        if width == 0:
+            rate = max(rate, _FROM_NOTHING)
         return min(max(rate, self.reach / steps), _MOST_RAISED * rate) if steps else rate
 
     def head_factor_of(self, width: int | None) -> float:
@@ -232,5 +235,6 @@ class LoraShaped(Protocol):
         """`tensors`, of a run that began with `initial`, as factors."""
 
 
+_FROM_NOTHING = 3e-3
 _NARROW = 256  # LoRA: 0.005 suits the built-in encoder of width 128; width 384 then gets 0.0033, where 0.003 suits
 _MOST_RAISED = 4.0

@@ -39,6 +39,7 @@ from secure_fed.learning.training.common_passes.passes import Pack, Places, Tria
 from secure_fed.learning.training.common_passes.trainings import clients_at_once, packing_of, whole_batches
 from secure_fed.learning.training.local import Job, PrivateSteps, planned_steps
 from secure_fed.methods import build
+from secure_fed.methods.auto import decided
 from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.budget import Subject, cost_in_words, require_room
@@ -50,6 +51,7 @@ _META = torch.device("meta")
 
 def foreseen(config: RunConfig) -> dict[str, Any]:
     """The facts on a run of this configuration, as JSON. Refuses what the run would refuse before trials of the model."""
+    config, chosen = decided(config)
     method = build(config)
     whole = configured(config, shapes=True)
     assembly = assemble(config, method, whole)
@@ -70,7 +72,7 @@ def foreseen(config: RunConfig) -> dict[str, Any]:
             "releases_planned": plan.releases,
             "words": words,
         }
-    return found | _needs(assembly)
+    return found | _needs(assembly) | {"chosen": chosen}
 
 
 def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:

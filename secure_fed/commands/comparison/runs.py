@@ -118,10 +118,12 @@ def _made(job: Job, progress: Progress) -> RunRecord:
 def planned(configs: Mapping[str, RunConfig], seeds: Sequence[int], out: Path, target: float | None) -> list[Job]:
     """Every run, one configuration after the other. Refuses runs that cannot be made, and a folder with foreign files."""
     from secure_fed.methods import build
+    from secure_fed.methods.auto import decided
 
     _require_comparable(configs, seeds, target)
     jobs: list[Job] = []
     for name, config in configs.items():
+        config, _ = decided(config)
         build(config)  # the method's own checks
         if target is not None and not has_accuracy(config.data.task):
             raise ConfigError(

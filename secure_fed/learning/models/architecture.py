@@ -41,7 +41,9 @@ def of_text(config: Any) -> Any:
 
 
 def width_of(config: Any) -> int | None:
-    """The width of a model's hidden states, if its configuration names it."""
+    """The width of a model's hidden states, if its configuration names it; 0 for a module without a configuration."""
+    if config is None:
+        return 0
     width = getattr(of_text(config), "hidden_size", None)
     return width if isinstance(width, int) else None
 
