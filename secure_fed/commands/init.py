@@ -44,7 +44,7 @@ _PARTIES = (
 )
 _PERSONS = ("person", "patient", "patient_id", "user", "user_id", "customer", "customer_id", "subject", "author")
 _FEW = 50  # parties that all take part in every round
-_ROWS = 1000  # of the first file are looked at
+_ROWS, _CLASSES = 1000, 100  # of the first file are looked at; a column of more values is no label
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parties", metavar="N_OR_COLUMN", help="how many parties share the rows, or the column that names them"
     )
+    label = "column that the model learns to predict (default: recognised by its name, or by its few values)"
+    parser.add_argument("--label", metavar="COLUMN", help=label)
     parser.add_argument("--trust", choices=TRUSTED, help="nobody: masks hide each party's update from the server")
     parser.add_argument(
         "--epsilon", type=float, default=8.0, metavar="E", help="the guarantee; smaller protects more (default: 8)"
@@ -115,7 +117,6 @@ def asked(chosen: argparse.Namespace) -> Answers:
     )
     files = [] if files == ["builtin"] else files
     table = _columns(files) if files else {}
-    task, columns = _task(table) if files else ("classification", {})
     protect = chosen.protect or _ask("--protect", f"Whom shall privacy protect? ({', '.join(UNITS)})", tuple(UNITS))
     person = ""
     if protect == "persons":
@@ -141,6 +142,7 @@ def asked(chosen: argparse.Namespace) -> Answers:
             )
         if party:
             parties = len(set(table[party])) if table else 40
+    task, columns = _task(table, (party, person), chosen.label) if files else ("classification", {})
     trust = chosen.trust or _ask(
         "--trust", "Whom do the parties trust with each other's updates? (server, nobody)", TRUSTED
     )
@@ -172,16 +174,23 @@ def _columns(files: Sequence[str]) -> dict[str, Sequence[Any]]:
     return dict(reading.read(first, reading.head(first, (), "--data").present, "--data").columns)
 
 
-def _task(table: dict[str, Sequence[Any]]) -> tuple[str, dict[str, str]]:
-    """The task of the rows, and the settings of their columns where these have not the usual names."""
+def _task(table: dict[str, Sequence[Any]], others: Sequence[str], label: str | None) -> tuple[str, dict[str, str]]:
+    """The task of the rows, and the settings of their columns where these have not the usual names. others: no labels."""
     if {"messages", "conversations", "instruction"} & table.keys():
         return "chat", {}
-    texts = {name: [str(cell) for cell in cells[:_ROWS]] for name, cells in table.items()}
+    texts = {name: [str(cell) for cell in cells[:_ROWS]] for name, cells in table.items() if name not in others}
     text = "text" if "text" in texts else max(texts, key=lambda name: statistics.fmean(map(len, texts[name])))
-    label = _recognised(_LABELS, table)
-    if not label:
+    known = label or _recognised(_LABELS, table)
+    if not known:
+        most = max(2, min(_CLASSES, len(texts[text]) // 5))
+        few = [name for name, cells in texts.items() if name != text and 2 <= len(set(cells)) <= most]
+        asked = f"Which column shall the model predict? ({', '.join(few)})"
+        known = few[0] if len(few) == 1 else _ask("--label", asked, few) if few else ""
+    if known and known not in table:
+        raise ConfigError(f"--label {known} is no column: there are {', '.join(table)}")
+    if not known:
         return "causal_lm", {"text": text} if text != "text" else {}
-    return "classification", {key: name for key, name in (("text", text), ("label", label)) if key != name}
+    return "classification", {key: name for key, name in (("text", text), ("label", known)) if key != name}
 
 
 def _recognised(usual: Sequence[str], present: Any) -> str:

@@ -85,15 +85,29 @@ def test_what_no_option_answers_is_asked_at_a_terminal(
     assert said == given
 
 
-def test_a_chat_and_texts_without_labels_are_recognised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_task_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chat by its columns, a label by its name or by its few values; texts without one are continued."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    for name, row in (("chat", {"messages": turns}), ("causal_lm", {"story": "once", "id": 1})):
-        Path(f"{name}.jsonl").write_text(3 * (json.dumps(row) + "\n"), encoding="utf-8")
-        assert (
-            main(["init", "--data", f"{name}.jsonl", "--parties", "2", "--protect", "texts", "--trust", "server"]) == 0
-        )
-        found = RunConfig.from_dict(tomllib.loads(capsys.readouterr().out))
-        assert (found.data.task, found.data.text) == (name, "story" if name == "causal_lm" else "")
+    cases: dict[str, Any] = {
+        "chat": lambda at: {"messages": turns},
+        "causal_lm": lambda at: {"story": f"once {at}", "id": at},
+        "classification": lambda at: {
+            "letter": f"dear team {at}",
+            "team": ("loans", "cards")[at % 2],
+            "branch": f"b{at % 2}",
+        },
+    }
+    for name, row in cases.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row(at)) + "\n" for at in range(12)), encoding="utf-8")
+        parties = "branch" if name == "classification" else "2"
+        answers = ["--parties", parties, "--protect", "texts", "--trust", "server"]
+        assert main(["init", "--data", f"{name}.jsonl", *answers]) == 0
+        data = RunConfig.from_dict(tomllib.loads(capsys.readouterr().out)).data
+        expected = {"chat": ("", ""), "causal_lm": ("story", ""), "classification": ("letter", "team")}
+        assert (data.task, (data.text, data.label)) == (name, expected[name])
+    answers[1] = "2"  # now the branch may be what is predicted, too
+    assert main(["init", "--data", "classification.jsonl", *answers]) == 2
+    assert main(["init", "--data", "classification.jsonl", *answers, "--label", "team"]) == 0
 
 
 @pytest.mark.parametrize(
