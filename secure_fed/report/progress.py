@@ -57,7 +57,7 @@ class ConsoleProgress:
         self._bytes, self._measured, self._measured_in = 0, list[str](), 0
         for record in done:
             self._count(record)
-        self._started = self._said = time.monotonic()
+        self._started = self._warm = self._said = time.monotonic()
         self._task = self._bar.add_task("rounds", total=rounds, completed=self._finished, news="preparing", left="")
 
     def __enter__(self) -> ConsoleProgress:
@@ -116,6 +116,8 @@ class ConsoleProgress:
 
     def _show(self, record: Record, finished: int) -> None:
         self._count(record)
+        if finished == self._begun + 1:
+            self._warm = time.monotonic()
         self._finished = finished
         if self._plan and not self._plan.limits:  # limits count each client's releases, not rounds
             made = (self._charges.made if self._charges else None) or finished * self._plan.passes
@@ -143,11 +145,15 @@ class ConsoleProgress:
         return f"{stage}{', ' if stage else ''}{measured}{self._epsilon}{size(self._bytes + sent)} sent"
 
     def _left(self, done: float) -> str:
-        """The remaining time, once a share of this process's rounds is done."""
+        """The remaining time, once half a round of this process is done.
+
+        The first round takes longer, since layers and caches are used for the first time: later ones are foreseen without it.
+        """
         here = done - self._begun
-        if here <= 0 or done >= self._rounds:
+        if here < 0.5 or done >= self._rounds:
             return ""
-        seconds = (time.monotonic() - self._started) / here * (self._rounds - done)
+        since, rounds = (self._warm, here - 1) if here >= 1.5 else (self._started, here)
+        seconds = (time.monotonic() - since) / rounds * (self._rounds - done)
         return f"{timedelta(seconds=round(seconds))} left"
 
     def _count(self, record: Record) -> None:

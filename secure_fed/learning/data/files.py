@@ -249,7 +249,13 @@ def _delimited_some(delimiter: str, path: Path) -> bool:
 
 @contextmanager
 def _csv_rows(path: Path, delimiter: str) -> Iterator[CsvReader]:
-    """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses."""
+    """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses.
+
+    Where the first line of a .csv has semicolons and no comma, semicolons divide its fields, as Excel writes it in many countries.
+    """
+    if delimiter == ",":
+        names = next(text_lines(path), "")
+        delimiter = ";" if ";" in names and "," not in names else ","
     rows = csv.reader(text_lines(path), delimiter=delimiter, strict=True)
     before = csv.field_size_limit(_LONGEST_FIELD)
     try:
