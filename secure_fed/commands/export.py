@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from secure_fed.activity import activity
@@ -31,6 +32,7 @@ def run(chosen: argparse.Namespace) -> None:
     with activity(f"writing {chosen.out_dir}"):
         written = loaded.export(chosen.out_dir, merged=chosen.merged)
     print(written)
+    print(f"how to load it, with the names of its labels: {chosen.out_dir / 'README.md'}", file=sys.stderr)
     if chosen.push_to_hub:
         with activity(f"uploading to {chosen.push_to_hub}"):
             pushed = push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)

@@ -251,7 +251,7 @@ def _delimited_some(delimiter: str, path: Path) -> bool:
 def _csv_rows(path: Path, delimiter: str) -> Iterator[CsvReader]:
     """Fields may be longer than 128 KiB: that limit guards against bad quoting, which `strict` refuses.
 
-    Where the first line of a .csv has semicolons and no comma, semicolons divide its fields, as Excel writes it in many countries.
+    Where the first line of a .csv has semicolons and no comma, semicolons divide its fields: Excel's way in many countries.
     """
     if delimiter == ",":
         names = next(text_lines(path), "")
