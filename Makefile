@@ -29,7 +29,7 @@ DEV_READY := $(VENV)/dev-installed
 # Tests start many processes, and each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help dev demo chat test nightly weekly bench lint format clean
+.PHONY: help dev demo chat test nightly weekly bench docs lint format clean
 
 help:
 	@echo "make demo    fine-tune the built-in model on the built-in data, then print where the report is"
@@ -39,6 +39,7 @@ help:
 	@echo "make nightly run more and larger cells of the same (PART=1/20: a twentieth of them, as CI does after make test)"
 	@echo "make weekly  audits of a size that takes many minutes"
 	@echo "make bench   measure speed and growth, against other frameworks too, into docs/performance.md"
+	@echo "make docs    build the documentation as a site, in build/site"
 	@echo "make lint    ruff, mypy, and how large and scattered the code is"
 	@echo "make format  let ruff rewrite what it can"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
@@ -64,6 +65,11 @@ weekly: $(DEV_READY)
 
 bench: $(DEV_READY)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+
+docs: $(DEV_READY)
+	$(INSTALL) --quiet --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	@echo build/site/index.html
 
 lint: $(DEV_READY)
 	$(BIN)/ruff check .

@@ -44,23 +44,30 @@ class Federation:
     model, train, test: objects of yours; `train` is a list with one data set per client, a data set being anything with a
     length and items. Without them the configuration says what to load. A `train` of 10,000 clients or more that is no list or
     tuple is indexed only when a client is drawn; then no examples are held out for an audit.
+
     collate(items) -> batch; loss(model, batch) -> (B,) losses; metrics(model, batches) -> {"accuracy": ...}. By default items
     with `input_ids` and `labels` are padded and classified.
+
     non_members: examples of the same kind as the clients' that no client trains on, for a membership figure that is for the
     owner of the data alone.
+
     Some modules train in full: of a transformers model of yours, those outside its base model, and its pooler, which a
     checkpoint often lacks, but none of a language model, whose output layer was pre-trained with it; and of any module, those
     that `method.modules_to_save` names.
+
     callbacks: objects with any of `on_promise(sentences)`, `on_probe(figures)`, `on_run_begin(config, run_dir)`,
     `on_progress(progress)`, `on_round_end(record, state)`, `on_published(record)` and `on_end(result)`. The promise is the
     guarantee of a private run, its noise and its cost, before trials of the model and before budget is reserved; a probe's
     figures say how far its noise alone takes the loss (`noise_alone` of the result). A published record is a round's line in
     `metrics.jsonl`. It is published when the round ends; a private run publishes its records when the run ends, since times
     reveal how many clients trained.
+
     entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
     and its result says so.
+
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier, in place of a file that `privacy.mechanism`
     names (docs/adding_a_mechanism.md).
+
     local(model, examples, round) -> loss or None: trains the model in place on a client's examples, in round 1, 2, ..., instead
     of the steps of [training]; any trainer will do, such as TRL's (docs/own_loops.md).
 

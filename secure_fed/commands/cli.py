@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given[1:] = with_subcommand(given[1:])
 
     def run() -> int | None:
-        chosen = _parser().parse_args(given)
+        chosen = parser().parse_args(given)
         with heartbeat():
             status: int | None = chosen.run(chosen)
         return status
@@ -47,12 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return reported(run)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The parser of every command, from which the documentation takes their help too."""
     from attacks import cli as audits
 
-    parser = argparse.ArgumentParser(prog="secure-fed", description="Federated fine-tuning of language models.")
-    parser.add_argument("--version", action="version", version=f"secure-fed {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    whole = argparse.ArgumentParser(prog="secure-fed", description="Federated fine-tuning of language models.")
+    whole.add_argument("--version", action="version", version=f"secure-fed {__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int | None], does: str) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=does, description=does)
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     simulation = commands.add_parser("secagg", help=secagg, description=secagg, add_help=False)
     simulation.set_defaults(run=secagg_command.run)
     secagg_command.add_arguments(simulation)
-    return parser
+    return whole
 
 
 def _add_running(command: Callable[..., argparse.ArgumentParser]) -> None:
