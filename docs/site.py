@@ -1,8 +1,8 @@
 """What `mkdocs build` makes of this folder besides its pages: the reference pages, from the code, and links that stay inside.
 
 mkdocs.yml names this file as a hook. A page of settings comes from the dataclasses of `secure_fed.config`, one of commands from
-their `--help`, one of `result.json` from its schema. Links to files outside of this folder become their paths, since a site holds
-no source.
+their `--help`, one of `result.json` from its schema. Links to files outside of this folder become paths, since a site holds no
+source.
 """
 
 from __future__ import annotations
