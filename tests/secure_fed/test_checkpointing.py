@@ -36,7 +36,7 @@ CELLS = [
     for architecture in ("bert", "llama")
     if supported(method, unit) and (method, architecture) != ("bitfit", "llama")  # which has no biases
 ]
-EACH = [("federa", "example", "llama"), ("adamix", "client", "bert"), ("fedft", "none", "llama")]
+EACH = [("federa", "example", "llama"), ("fedft", "none", "llama")]
 
 
 def after(method: str, unit: str, model: Any, **more: Any) -> Tensors:
@@ -72,7 +72,7 @@ def test_training_with_checkpointing_is_training_without_it(
     ("architecture", "unit", "reentrant"),
     chosen(
         itertools.product(["bert", "llama"], PRIVACY, [False, True]),
-        [("llama", "none", False), ("bert", "example", True), ("llama", "client", True)],
+        [("llama", "none", False), ("bert", "example", True)],
     ),
 )
 def test_a_model_that_is_given_with_either_kind_on(architecture: str, unit: str, reentrant: bool) -> None:

@@ -69,9 +69,8 @@ CELLS = [
     not in (("bitfit", "llama"), ("head", "llama"), ("c2a", "llama"))  # no biases, no head, no classifier
 ]
 QUICK = [
-    ("fedlora", "client", "llama", "memory and disk"),
+    ("fedlora", "client", "bert", "memory and disk"),
     ("prompt_tuning", "none", "llama", "disk"),
-    ("c2a", "none", "bert", "disk"),
     ("fedara", "none", "bert", "one device"),
 ]
 

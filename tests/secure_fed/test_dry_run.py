@@ -31,7 +31,7 @@ from secure_fed.learning.training.local import Placed, losses
 from secure_fed.methods import METHODS, build, card
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.dry_run import foreseen
-from tests.cells import chosen, every
+from tests.cells import chosen
 from tests.contracts.runs import OPTIONS
 from tests.golden import refused
 from tests.secure_fed.conftest import Ran, Refuses
@@ -154,7 +154,6 @@ CASES = [
             ("fedlora", "causal_lm", False, False),
             ("fedlora", "causal_lm", True, True),
             ("fedara", "classification", True, False),
-            ("adapter_pfeiffer", "classification", False, True),
         ],
     ),
 )
@@ -182,9 +181,7 @@ def test_memory_grows_with_what_a_run_holds(folder: Path) -> None:
     assert usual["parts"]["weights"] == stored + adapters
     half = memory(**{"model.dtype": "bfloat16"})
     assert half["parts"]["weights"] < 0.7 * usual["parts"]["weights"]
-    again = memory(**{"training.checkpointing": True})
-    assert again["parts"]["activations"] < usual["parts"]["activations"]
-    assert again["parts"]["inputs of layers computed again"] > 0 == usual["parts"]["inputs of layers computed again"]
+    assert usual["parts"]["inputs of layers computed again"] == 0
     private = memory(unit="example")
     assert private["parts"]["their gradients and moments"] == 2 * usual["parts"]["their gradients and moments"]
     sgd = memory(**{"training.optimizer": "sgd", "training.lr": 0.1})
@@ -289,8 +286,8 @@ def test_a_shared_ledger_stays_as_it_is_and_a_plan_beyond_it_is_refused(folder: 
     assert path.read_bytes() == before
 
 
-@every("own", [{}, {"task": "classification", "model.pooling": "mean"}])
-def test_a_folder_without_weights_is_enough(folder: Path, own: dict[str, Any]) -> None:
+def test_a_folder_without_weights_is_enough(folder: Path) -> None:
+    own: dict[str, Any] = {"task": "classification", "model.pooling": "mean"}
     with_weights = foreseen(settings(folder, **own))["memory"]["parts"]
     without = foreseen(settings(folder, **own, **{"model.name": str(folder / "shapes")}))["memory"]["parts"]
     assert without | {"python, libraries and data": 0} == with_weights | {"python, libraries and data": 0}
