@@ -32,7 +32,7 @@ from secure_fed.learning.data import label_skew, notes
 
 COMMANDS = (
     ("--help",),
-    ("config", "init"),
+    ("config", "init", "--all"),
     ("methods",),
     ("train", "--set", "method.name=lora"),
     ("train", "--set", "data.train=nowhere.csv"),

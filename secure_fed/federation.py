@@ -16,6 +16,7 @@ from torch import nn
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
 from secure_fed.config import RunConfig, with_absolute_paths
+from secure_fed.config.own_files import pinned
 from secure_fed.errors import ConfigError
 from secure_fed.export.export import write_federation
 from secure_fed.learning.data.chats import template_of
@@ -24,7 +25,7 @@ from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.task import Collate, Loss, Metrics
 from secure_fed.learning.training.local_function import LocalFunction
 from secure_fed.learning.user_objects import given
-from secure_fed.methods import build, pinned
+from secure_fed.methods import build
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.local_function import require_function, require_read, require_trainable
@@ -57,7 +58,8 @@ class Federation:
     reveal how many clients trained.
     entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
     and its result says so.
-    mechanism: a privacy mechanism of yours, as a function of its noise multiplier (docs/adding_a_mechanism.md).
+    mechanism: a privacy mechanism of yours, as a function of its noise multiplier, in place of a file that `privacy.mechanism`
+    names (docs/adding_a_mechanism.md).
     local(model, examples, round) -> loss or None: trains the model in place on a client's examples, in round 1, 2, ..., instead
     of the steps of [training]; any trainer will do, such as TRL's (docs/own_loops.md).
 
@@ -94,6 +96,9 @@ class Federation:
         self.config = pinned(with_absolute_paths(config or RunConfig()))
         if self.config.data.chat_template:  # the run keeps the template itself, since its file may change
             self.config = self.config.replace({("data", "chat_template"): template_of(self.config.data)})
+        if mechanism is not None and self.config.privacy.mechanism:
+            message = "mechanism is given, and privacy.mechanism names another: leave one of the two out"
+            raise ConfigError(message).about("privacy.mechanism", self.config.privacy.mechanism, "unset")
         method = build(self.config)  # first, so that a wrong name fails before anything is loaded
         if local is not None:
             require_function(local)

@@ -122,7 +122,7 @@ def test_a_run_directory_that_is_taken_is_reported_before_anything_heavy_is_load
 
 
 def test_commands_that_only_print_load_nothing_heavy() -> None:
-    printing = [["methods"], ["methods", "--json"], ["config", "init"], ["--version"]]
+    printing = [["methods"], ["methods", "--json"], ["config", "init", "--all"], ["--version"]]
     found, printed = probe(*map(MAIN.format, printing))
     assert found == dict.fromkeys(map(MAIN.format, printing), NOTHING)
     assert "fra_then_ffa" in printed

@@ -21,12 +21,12 @@ from secure_fed.commands import coordinator as coordinator_commands
 from secure_fed.commands import evaluate as evaluate_command
 from secure_fed.commands import export as export_command
 from secure_fed.commands import flower as flower_commands
+from secure_fed.commands import init as init_command
 from secure_fed.commands import node as node_commands
 from secure_fed.commands import predict as predict_command
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands import train as train_command
-from secure_fed.config import commented_toml
-from secure_fed.errors import ConfigError, RunDirectoryError, StorageError, plainly, reported
+from secure_fed.errors import RunDirectoryError, StorageError, reported
 from secure_fed.learning.tasks import TASKS
 
 
@@ -59,13 +59,14 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(run=run)
         return made
 
+    begin = "write a configuration for your data, from four questions"
+    init_command.add_arguments(command("init", init_command.run, begin))
     _add_running(command)
     _add_reading(command)
     config = commands.add_parser("config", help="configuration files", description="configuration files")
     actions = config.add_subparsers(required=True, metavar="ACTION")
-    init = actions.add_parser("init", help="a commented TOML with every key")
-    init.add_argument("file", nargs="?", type=Path, metavar="FILE", help="default: standard output")
-    init.set_defaults(run=_config_init)
+    init_command.add_arguments(actions.add_parser("init", help="as secure-fed init; --all: every setting, explained"))
+    actions.choices["init"].set_defaults(run=init_command.run)
     audit = "attack a run or a model, and report what it gives away"
     audits.add_parsers(commands.add_parser("audit", help=audit, description=audit))
     budget = "privacy: plan what it costs, and keep its ledgers"
@@ -165,19 +166,3 @@ def _report(chosen: argparse.Namespace) -> None:
     except StorageError as error:
         why = str(error).rpartition(";")[0]
         raise RunDirectoryError(f"{why}; copy the run to a folder that you can write to") from error
-
-
-def _config_init(chosen: argparse.Namespace) -> None:
-    if chosen.file is None:
-        print(commented_toml(), end="")
-        return
-    from secure_fed.runs.durable import atomic_write
-
-    with plainly(ConfigError, f"{chosen.file} cannot be written", "name another file"):
-        if chosen.file.exists():
-            raise ConfigError(f"{chosen.file} exists already; name a file that does not")
-    try:
-        atomic_write(chosen.file, commented_toml())
-    except StorageError as error:
-        raise ConfigError(f"{str(error).rpartition(';')[0]}; name another file") from error
-    print(chosen.file)

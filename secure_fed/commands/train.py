@@ -21,8 +21,47 @@ if TYPE_CHECKING:
 _LARGE = 10  # classes that a dry run prints, of those with the most rows
 
 
+_EXAMPLES = """
+examples:
+  secure-fed train run.toml                                       a configuration, such as secure-fed init writes
+  secure-fed train --train notes.csv --client clinic              a CSV with columns text, label and clinic
+  secure-fed train run.toml --unit example --epsilon 8 --masks    the same with a guarantee for each text, behind masks
+"""
+_PLAIN = {
+    "--model": ("model.name", "NAME", "a Hub id or a folder"),
+    "--train": ("data.train", "FILE", "the training rows: JSON Lines, CSV or Parquet"),
+    "--test": ("data.test", "FILE", "the test rows; without it, a fifth of the training rows"),
+    "--task": ("data.task", "NAME", "classification, causal_lm, chat, ..."),
+    "--client": ("data.client", "COLUMN", "column that names the client of a row"),
+    "--clients": ("federation.clients", "N", "number of clients, where no column names them"),
+    "--cohort": ("federation.cohort", "N", "clients in a round"),
+    "--rounds": ("federation.rounds", "N", "communication rounds"),
+    "--seed": ("federation.seed", "N", "seed of partition, cohorts and training"),
+    "--method": ("method.name", "NAME", "see secure-fed methods; or a .py file of yours"),
+    "--lr": ("training.lr", "RATE", "learning rate of local training"),
+    "--unit": ("privacy.unit", "UNIT", "whom privacy protects: client, example or group"),
+    "--epsilon": ("privacy.epsilon", "E", "the guarantee, with --unit"),
+    "--delta": ("privacy.delta", "D", "the probability that it fails"),
+}
+
+
+class _Setting(argparse.Action):
+    """An option that is `--set section.key=value` under a shorter name; of the two, the later one counts."""
+
+    def __call__(self, parser: Any, chosen: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        chosen.set = [*chosen.set, f"{self.dest}={value}"]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = _EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="settings; without it, the defaults")
+    for option, (setting, value, does) in _PLAIN.items():
+        parser.add_argument(
+            option, action=_Setting, metavar=value, help=f"{does} ({setting})", default=argparse.SUPPRESS, dest=setting
+        )
+    masks = "masks: the server learns sums of updates (secure_aggregation.enabled)"
+    enabled = "secure_aggregation.enabled=true"
+    parser.add_argument("--masks", action="append_const", dest="set", const=enabled, default=[], help=masks)
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", help="change one setting")
     dry = "say what the run would read, guarantee, send and need; nothing is trained, written or reserved"
     parser.add_argument("--dry-run", action="store_true", help=dry)
@@ -72,11 +111,11 @@ def _require_from_files(out: Path) -> None:
 
 def run(config: RunConfig, chosen: argparse.Namespace, name: str, *, resume: bool, quiet: bool = False) -> Path:
     """Run in `chosen.out` or a new folder, write the report, and print the result unless `quiet`. Returns the folder."""
-    from secure_fed.methods import require_known
+    from secure_fed.config.own_files import allow_all
     from secure_fed.report.page import write_report
 
     if resume:
-        require_known(config.method.name)  # whoever resumes a run names the run's own method
+        allow_all(config)  # whoever resumes a run names the run's own files
     else:
         _check(config, chosen.out)
     out, result = _ran(config, chosen.out, name, resume=resume)
@@ -103,12 +142,14 @@ def check_ahead(config: RunConfig) -> None:
     labels and sizes.
     """
     from secure_fed import methods
+    from secure_fed.config import own_files
     from secure_fed.learning.data import sources
     from secure_fed.learning.data.rows import columns_of
     from secure_fed.learning.models.locate import found
     from secure_fed.runs.budget import require_made
 
     methods.require_known(config.method.name)
+    own_files.allow_all(config)
     found(config.model)
     read, others = columns_of(config.data), config.evaluation.non_members
     sources.require_columns(config.data, read, config.privacy.group_column, others, config.method.ranks_column)

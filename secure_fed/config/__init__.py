@@ -3,7 +3,7 @@
 setting      one setting: its default, its type, its limits, and their words
 settings     the settings, section by section
 checks       when a setting has an effect, and which settings exclude or require each other
-run_config   the whole configuration: read, changed, compared, and the commented file of `secure-fed config init`
+run_config   the whole configuration: read, changed, compared, and the commented file of `secure-fed config init --all`
 """
 
 from secure_fed.config.run_config import RunConfig, commented_toml, with_absolute_paths

@@ -213,6 +213,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         "data.client, or a file for each client",
     ),
     ("method.ranks_column", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
+    ("privacy.mechanism", _private("client"), "privacy.unit = 'client'"),
     ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
     ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
     ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
@@ -386,6 +387,11 @@ def _privacy(config: Sections) -> None:
             f"privacy.unit is {privacy.unit!r} without a guarantee: set privacy.epsilon, or privacy.noise_multiplier"
         )
         wrong(config, "privacy.epsilon", "set, or privacy.noise_multiplier", message)
+    if privacy.mechanism and not re.search(r"\.py(@|$)", privacy.mechanism):
+        message = (
+            f"privacy.mechanism = {privacy.mechanism!r} is no .py file: name one of yours, or leave it out for Gaussian"
+        )
+        wrong(config, "privacy.mechanism", "a .py file", message)
     if privacy.unit == "group" and not privacy.group_column:
         message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
         wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)

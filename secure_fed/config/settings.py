@@ -516,6 +516,10 @@ class PrivacyConfig:
         below=1.0,
         optional=0.5,
     )
+    mechanism: str = key(
+        "",
+        "file of your own with another mechanism, such as laplace.py (client; docs/adding_a_mechanism.md); empty: Gaussian",
+    )
     noise: str = key(
         "auto",
         "who adds the noise: the server to the sum (central), each client a share of it inside the secure sum (distributed), "

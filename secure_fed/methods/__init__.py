@@ -2,24 +2,18 @@
 
 Importing this package imports no method and no torch; a method's file is imported on first use.
 
-A method may also stay in a file of the user's own project, whose path is then its name: `method.name = "my_method.py"`. A run
-notes the path with a digest of the content (`pinned`), so that an edited file does not resume it. Such a file is executed only
-where the user of this process named it (`require_known`, `pinned`), and not because a charter or an exported folder names it.
+A method may also stay in a file of the user's own project, whose path is then its name: `method.name = "my_method.py"`
+(`config.own_files`).
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-import sys
 from collections.abc import Callable
-from hashlib import sha256
 from importlib import import_module
-from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from secure_fed.config import MethodConfig, RunConfig
+from secure_fed.config import MethodConfig, RunConfig, own_files
 from secure_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,33 +94,14 @@ def _require_read(config: MethodConfig, chosen: Card) -> None:
 
 
 def require_known(name: str) -> None:
-    """Refuse a name that no method has, and a file that is not there or has another content than the name says."""
-    if file := _OWN_FILE.fullmatch(name):
-        path = Path(file["path"]).expanduser().absolute()
-        if not path.is_file():
-            raise _refused(name, "is no file: give the path of a .py file, or the name of a listed method")
-        if file["digest"] not in (None, _digest(path.read_bytes())):
-            raise _refused(name, "has another content now than the run began with: restore it, or start a new run")
-        _named.add(path)
-    elif name not in METHODS:
+    """Refuse a name that no method has; whether a file is one shows when it is executed."""
+    if name not in METHODS and not own_files.is_file(name):
         plain = name.lower().replace("-", "_")
         near = [_ELSEWHERE[plain]] if plain in _ELSEWHERE else difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
-        raise ConfigError(f"method.name = {name!r} is not a method: {offer}")
-
-
-def pinned(run: RunConfig) -> RunConfig:
-    """The configuration, in which the name of a method's own file is its absolute path with its digest.
-
-    A name with a digest is a run's note, not a user's word: by itself it allows this process to execute no file.
-    """
-    if not (file := _OWN_FILE.fullmatch(run.method.name)):
-        return run
-    path = Path(file["path"]).expanduser().absolute()
-    if file["digest"] and path not in _named:
-        return run
-    require_known(run.method.name)
-    return run.replace({("method", "name"): f"{path}@{_digest(path.read_bytes())}"})
+        raise ConfigError(f"method.name = {name!r} is not a method: {offer}").about(
+            "method.name", name, "a listed method"
+        )
 
 
 def card(name: str) -> Card:
@@ -141,64 +116,21 @@ def cards() -> list[Card]:
 
 def _described(name: str) -> tuple[Card, Callable[[RunConfig], Method]]:
     """The card of a method and its `build`: a row's in `averaged.TABLE`, else those of its file."""
-    if file := _OWN_FILE.fullmatch(name):
-        path = Path(file["path"]).expanduser().absolute()
-        if path not in _named:
-            raise _refused(
-                name,
-                "is a file of a user's own: it is executed only where a configuration of yours names it; if you trust it, "
-                "call secure_fed.methods.require_known with its path first",
-            )
-        module = _executed(path, name, file["digest"])
-    else:
-        require_known(name)
+    require_known(name)
+    if not own_files.is_file(name):
         module = import_module(METHODS[name])
-    if row := getattr(module, "TABLE", {}).get(name):
-        return row.card, row.build
-    return module.CARD, module.build
-
-
-_OWN_FILE = re.compile(r"(?P<path>.+\.py)(?:@(?P<digest>[0-9a-f]{16}))?")
-_named: set[Path] = set()  # the files that the user of this process named
-
-
-def _digest(content: bytes) -> str:
-    return sha256(content).hexdigest()[:16]
-
-
-def _executed(path: Path, named: str, digest: str | None) -> ModuleType:
-    """The module in a user's file, executed once a process for each content. ConfigError if it is no method."""
-    if done := sys.modules.get(f"method_of_{path.stem}_{digest}"):  # a run goes on with what it began with
-        return done
+        row = getattr(module, "TABLE", {}).get(name)
+        return (row.card, row.build) if row else (module.CARD, module.build)
     from secure_fed.methods.method import Card
 
-    require_known(named)
-    content = path.read_bytes()
-    name = f"method_of_{path.stem}_{_digest(content)}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = sys.modules[name] = ModuleType(name)  # among the modules, where dataclasses look their annotations up
-    module.__file__ = str(path)
-    try:
-        exec(compile(content, str(path), "exec"), module.__dict__)
-        found = getattr(module, "CARD", None)
-        if not isinstance(found, Card):
-            raise _refused(str(path), "has no CARD: set CARD = Card(name, paper, ...), from secure_fed.methods.method")
-        if not callable(getattr(module, "build", None)):
-            raise _refused(str(path), "has no function build(run) that returns a method")
-        if not found.name.isidentifier() or found.name in METHODS:
-            raise _refused(
-                str(path), f"names its method {found.name!r}: take a Python identifier that no listed method has"
-            )
-    except Exception as error:
-        del sys.modules[name]
-        if isinstance(error, ConfigError):
-            raise
-        raise _refused(str(path), f"cannot be executed ({type(error).__name__}: {error})") from error
-    return module
-
-
-def _refused(name: str, why: str) -> ConfigError:
-    return ConfigError(f"method.name = {name!r} {why}").about(
-        "method.name", name, "a listed method, or a file that is one"
-    )
+    module = own_files.executed("method.name", name)
+    found, make = getattr(module, "CARD", None), getattr(module, "build", None)
+    if not isinstance(found, Card):
+        why = "has no CARD: set CARD = Card(name, paper, ...), from secure_fed.methods.method"
+    elif not callable(make):
+        why = "has no function build(run) that returns a method"
+    elif not found.name.isidentifier() or found.name in METHODS:
+        why = f"names its method {found.name!r}: take a Python identifier that no listed method has"
+    else:
+        return found, make
+    raise own_files.refused("method.name", name, why)

@@ -26,7 +26,7 @@ from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
 from privacy.sampling_and_turns import FixedSize, PublicOrder, Sampler
 from secure_fed.activity import activity
-from secure_fed.config import RunConfig
+from secure_fed.config import RunConfig, own_files
 from secure_fed.config.checks import require_small_delta
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.number_of_phantoms import Count, Room, count
@@ -350,6 +350,17 @@ def require_by_trials(
         objective.note_parameters()  # before the first pass of all: a layer may write once
         for item in short(objective, collate, placed, train[0][0], 1)[:1]:
             require_constant(objective, collate, placed, item)
+
+
+def own_mechanism(config: RunConfig) -> Made | None:
+    """The mechanism in the file of `privacy.mechanism`, as a function of the noise multiplier; None if it names no file."""
+    if not (file := config.privacy.mechanism):
+        return None
+    found: Made | None = getattr(own_files.executed("privacy.mechanism", file), "MECHANISM", None)
+    if not callable(found):
+        why = "has no MECHANISM: set MECHANISM to your subclass of privacy.mechanisms.Mechanism"
+        raise own_files.refused("privacy.mechanism", file, why)
+    return found
 
 
 def require_made(mechanism: Callable[[float], Mechanism]) -> None:

@@ -49,7 +49,14 @@ from secure_fed.rounds.local_function import require_function, require_trainable
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
 from secure_fed.rounds.open_settings import paced, reached, settled, unhurt
 from secure_fed.rounds.phantoms import Phantom, PhantomScores, canary_setups, phantom_clients, phantom_examples
-from secure_fed.rounds.protection import Protection, protect, require_by_trials, require_protectable, require_steady
+from secure_fed.rounds.protection import (
+    Protection,
+    own_mechanism,
+    protect,
+    require_by_trials,
+    require_protectable,
+    require_steady,
+)
 from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.server import Server, Turns, turns_of
 from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail
@@ -135,11 +142,13 @@ def assemble(
     """The federation of a configuration over a problem, `whole` with everybody's examples. Refuses impossible settings, except
     what only trials can show (`Assembly.require_by_trials`).
 
-    mechanism: makes the user's own mechanism from a noise multiplier. elsewhere: for a federation whose clients are on separate
-    machines; the problem then has this machine's examples. masked: False leaves out the masks of secure aggregation, for a plan
-    of the noise alone. local: the function by which the clients here train, in place of the steps of [training].
+    mechanism: makes the user's own mechanism from a noise multiplier; by default that of `privacy.mechanism`. elsewhere:
+    for a federation whose clients are on separate machines; the problem then has this machine's examples. masked: False leaves
+    out the masks of secure aggregation, for a plan of the noise alone. local: the function by which the clients here train, in
+    place of the steps of [training].
     """
     _require_choosable(config, whole.facts)
+    mechanism = mechanism or own_mechanism(config)
     if local is not None:
         require_function(local)
         require_trainable(config, method)

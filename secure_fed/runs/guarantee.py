@@ -135,7 +135,8 @@ def planned(assembly: Assembly) -> dict[str, Any]:
         return {}
     statement = statement_of(assembly, plan.releases)
     noise = {"noise_multiplier": plan.noise_multiplier, "clip_norm": protection.clip_norm}
-    given = {"given": repr(plan.mechanism)} if protection.given else {}
+    only_there = protection.given and not assembly.config.privacy.mechanism  # only that program can make it again
+    given = {"given": repr(plan.mechanism)} if only_there else {}
     return {"privacy": {**statement.to_dict(), **noise, **given, "text": statement.text}}
 
 

@@ -153,7 +153,7 @@ def test_configuration_files(refused: Refuses, tmp_path: Path) -> None:
     ):
         (tmp_path / "run.toml").write_bytes(content)
         refused("train", "run.toml")
-    refused("config", "init", "run.toml")
+    refused("config", "init", "--all", "run.toml")
     (tmp_path / "run.toml").write_text("[federation]\nrounds = 2\n", encoding="utf-8")
     refused("train", "run.toml", "--resume", "--out", "none")
 
@@ -192,8 +192,8 @@ def test_names_that_no_file_can_have(training: Refuses, refused: Refuses) -> Non
         ["report", LONG],
         ["predict", LONG],
         ["export", LONG, "adapter"],
-        ["config", "init", LONG],
-        ["config", "init", "none/run.toml"],
+        ["config", "init", "--all", LONG],
+        ["config", "init", "--all", "none/run.toml"],
     ):
         refused(*command)
 

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 
 from secure_fed.commands.cli import main
-from secure_fed.config import RunConfig, commented_toml
+from secure_fed.config import RunConfig
 from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.report.progress import ConsoleProgress
@@ -213,12 +213,12 @@ def test_output_that_is_refused_is_one_sentence(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(sys, "stdout", Full())
-    assert main(["config", "init"]) == 1
+    assert main(["config", "init", "--all"]) == 1
     assert capsys.readouterr().err == "secure-fed: [Errno 28] No space left on device\n"
 
 
 def test_output_that_nobody_reads_on_ends_quietly() -> None:
-    command = [sys.executable, "-m", "secure_fed", "config", "init"]
+    command = [sys.executable, "-m", "secure_fed", "config", "init", "--all"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -406,13 +406,6 @@ def test_methods(told: Told, small_model: Path) -> None:
     listed = json.loads(told("methods", "--model", small_model, "--task", "regression", "--json"))
     assert (listed["task"], listed["classes"]) == ("regression", None)
     assert main(["methods", "--task", "regression", "--classes", "3"]) == 2
-
-
-def test_config_init(told: Told, tmp_path: Path) -> None:
-    assert told("config", "init") == commented_toml()
-    assert told("config", "init", tmp_path / "run.toml").strip() == str(tmp_path / "run.toml")
-    assert (tmp_path / "run.toml").read_text(encoding="utf-8") == commented_toml()
-    assert RunConfig.load(tmp_path / "run.toml") == RunConfig()
 
 
 def test_an_interrupt_says_how_to_go_on(

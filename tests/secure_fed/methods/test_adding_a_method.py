@@ -16,10 +16,10 @@ import pytest
 import torch
 from peft import PeftModel
 
-from secure_fed.config import RunConfig
+from secure_fed.config import RunConfig, own_files
 from secure_fed.errors import ConfigError, MethodError, RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.methods import METHODS, averaged, build, require_known
+from secure_fed.methods import METHODS, averaged, build
 from secure_fed.methods.method import CHANGE, LoraShaped, State
 from secure_fed.tensors.tensors import LayoutError, Tensors
 from tests.contracts import runs
@@ -89,7 +89,7 @@ def test_a_stored_run_executes_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="executed only where"):
         Federation(config)
     assert not (tmp_path / "executed").exists()
-    require_known(noted)
+    own_files.allow("method.name", noted)
     assert build(config).card.name == "stein_ffa"
     assert (tmp_path / "executed").exists()
 
