@@ -42,6 +42,11 @@ def refused(
         _compare_sentence(str(caught.value), hide)
 
 
+def said(sentence: str, *, hide: str | None = None) -> None:
+    """Assert that the sentence is the next one kept for this test: of a refusal that comes as no exception."""
+    _compare_sentence(sentence, hide)
+
+
 def golden(name: str, text: str, *, hide: str | None = None) -> None:
     """Assert that the text is that of the file `tests/golden/NAME`."""
     file, found = FOLDER / name, _without_paths(text, hide)

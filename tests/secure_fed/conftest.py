@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from secure_fed.report import markup
+from tests.golden import said
 
 CLIENTS = [f"ward {letter}" for letter in "ABCDEFGH"]
 LABELS = ["asthma", "sepsis", "fracture", "stroke"]
@@ -19,6 +20,8 @@ SIZES = [1900, 1200, 900, 640, 410, 300, 190, 60]
 VERSIONS = {"secure-fed": "0.1.0", "torch": "2.13.0"}
 
 RunFolder = Callable[..., Path]
+Ran = Callable[..., tuple[int, str, str]]
+Refuses = Callable[..., str]
 
 
 def config_of(rounds: int) -> dict[str, dict[str, Any]]:
@@ -245,3 +248,35 @@ def run_folder(tmp_path: Path) -> RunFolder:
         return folder
 
     return write
+
+
+@pytest.fixture
+def ran(capsys: pytest.CaptureFixture[str]) -> Ran:
+    """Runs a command; returns its exit status, standard output and standard error."""
+    from secure_fed.commands.cli import main
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = main([*map(str, arguments)])
+        except SystemExit as end:  # the parser's own
+            status = int(end.code or 0)
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def refuses(ran: Ran) -> Refuses:
+    """Runs a command that must print nothing, and end with status 2 and a last sentence that is kept; returns the sentence."""
+
+    def run(*arguments: object, status: int = 2, hide: str | None = None) -> str:
+        ended, out, error = ran(*arguments)
+        assert (ended, out) == (status, ""), error
+        assert "Traceback" not in error
+        sentence = error.strip().splitlines()[-1]
+        said(sentence, hide=hide)
+        return sentence
+
+    return run

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForSequenceClassification
 
@@ -22,7 +21,9 @@ from secure_fed import Federation, load_adapter
 from secure_fed.errors import ModelError
 from secure_fed.export import trained
 from secure_fed.methods import METHODS
-from tests.cells import chosen
+from secure_fed.methods.method import State
+from tests.cells import chosen, every
+from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.test_export import OTHERS, SELECTIVE, config_of, equal
 
@@ -50,7 +51,7 @@ def scores(model: nn.Module) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    chosen(METHODS, ["fedlora", "fra_lora", "fedtt", "bitfit", "fedft", "prompt_tuning", "c2a", "adapter_houlsby"]),
+    chosen(METHODS, ["fra_lora", "fedtt", "bitfit", "prompt_tuning"]),
 )
 def test_a_run_is_exported_and_loaded(name: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
     done = run(name, small_model, small_data, tmp_path / "run")
@@ -69,7 +70,7 @@ def test_a_run_is_exported_and_loaded(name: str, small_model: Path, small_data: 
         assert "library_name: peft" in readme
         base = AutoModelForSequenceClassification.from_pretrained(small_model)
         loaded = PeftModel.from_pretrained(base, str(tmp_path / "out"))
-        with pytest.raises(ModelError, match=r"is a PEFT adapter: load it with PeftModel\.from_pretrained"):
+        with refused(ModelError, worded=name == "fra_lora"):
             load_adapter(tmp_path / "out")
     assert equal(scores(loaded), want)
     if name not in OTHERS or name in SELECTIVE:
@@ -103,7 +104,7 @@ def test_a_model_in_bfloat16_is_loaded_in_it(small_model: Path, small_data: Path
     done = run("adapter_pfeiffer", small_model, small_data, tmp_path / "run", **{"model.dtype": "bfloat16"})
     done.export(tmp_path / "out")
     assert torch.equal(scores(load_adapter(tmp_path / "out")), scores(done.model))
-    with pytest.raises(ModelError, match="other weights, or weights of another type"):
+    with refused(ModelError):
         load_adapter(tmp_path / "out", AutoModelForSequenceClassification.from_pretrained(small_model))
 
 
@@ -113,17 +114,21 @@ def texts(seed: int, count: int) -> list[dict[str, Any]]:
     return [{"input_ids": row.tolist(), "labels": number % 3} for number, row in enumerate(ids)]
 
 
-@pytest.mark.parametrize("name", ["adapter_pfeiffer", *SELECTIVE])
-def test_a_model_of_ones_own(name: str, tmp_path: Path) -> None:
-    model, base = small_models.make("bert"), small_models.make("bert")
+def of_ones_own(name: str, model: nn.Module) -> tuple[Federation, State]:
+    """A federation over a model that is given in Python, and the state at its end."""
     settings = {"method.name": name, "method.modules_to_save": [], "method.rank": 8}
     federation = Federation(toys.config(settings), model=model, train=[texts(1, 9), texts(2, 12)], test=texts(3, 6))
-    result = federation.run()
-    out = federation.export(result.state, tmp_path / "out")
-    want = small_models.logits(federation.load(result.state))
-    assert equal(small_models.logits(load_adapter(out, base)), want)
+    return federation, federation.run().state
+
+
+@every("name", ["adapter_pfeiffer", *SELECTIVE])
+def test_a_model_of_ones_own(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    federation, state = of_ones_own(name, small_models.make("bert"))
+    out = federation.export(state, tmp_path_factory.mktemp("own") / "out")
+    want = small_models.logits(federation.load(state))
+    assert equal(small_models.logits(load_adapter(out, small_models.make("bert"))), want)
     assert 'load_adapter("path/to/this/folder", base)' in (out / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(ModelError, match="only a program has: give it"):
+    with refused(ModelError):
         load_adapter(out)
 
 
@@ -131,76 +136,57 @@ def test_a_model_of_ones_own_that_is_published(small_model: Path, tmp_path: Path
     """The loaded model keeps the labels of the model given in Python, which may have few positions."""
     labels = {0: "no", 1: "perhaps", 2: "yes"}
     model = AutoModelForSequenceClassification.from_pretrained(small_model, id2label=labels)
-    settings = {"method.name": "adapter_pfeiffer", "method.modules_to_save": [], "method.rank": 8}
-    federation = Federation(toys.config(settings), model=model, train=[texts(1, 9), texts(2, 12)], test=texts(3, 6))
-    result = federation.run()
-    out = federation.export(result.state, tmp_path / "out", base_model=str(small_model))
-    loaded = load_adapter(out)
-    assert equal(scores(loaded), scores(federation.load(result.state)))
+    federation, state = of_ones_own("adapter_pfeiffer", model)
+    loaded = load_adapter(federation.export(state, tmp_path / "out", base_model=str(small_model)))
+    assert equal(scores(loaded), scores(federation.load(state)))
     assert loaded.config.id2label == labels  # type: ignore[union-attr]
 
 
 Edit = Callable[[dict[str, Any]], Any]
-DAMAGES: list[tuple[Edit, str]] = [
-    (lambda note: note.update(format=2), "is of format 2, and this version of secure-fed reads format 1"),
-    (lambda note: note.pop("format"), "is of format None"),
-    (lambda note: note.pop("head"), "is damaged"),
-    (lambda note: note.update(settings=3), "is damaged"),
-    (lambda note: note.update(rounds="many"), "is damaged"),
-    (lambda note: note.update(task="divination"), "there is no task 'divination'"),
-    (lambda note: note["settings"].update(other={"a": 1}), "is damaged, or of another version"),
-    (lambda note: note["settings"]["method"].update(name="unheard_of"), "unheard_of"),
-    (lambda note: note["settings"]["model"].update(dtype="int4"), "is damaged, or of another version"),
-    (lambda note: note.update(base_model="/no/such/folder"), "no such folder"),
-    (lambda note: note["head"].append("score.weight"), "a model with score.weight, which this Bert"),
-    (lambda note: note.update(base_digest="0"), "trained beside other weights"),
-    (lambda note: note["settings"]["method"].update(bottleneck=9), "of a model of other sizes"),
+DAMAGES: list[Edit | str] = [
+    lambda note: note.update(format=2),
+    lambda note: note.pop("format"),
+    lambda note: note.pop("head"),
+    lambda note: note.update(settings=3),
+    lambda note: note.update(rounds="many"),
+    lambda note: note.update(task="divination"),
+    lambda note: note["settings"].update(other={"a": 1}),
+    lambda note: note["settings"]["method"].update(name="unheard_of"),
+    lambda note: note["settings"]["model"].update(dtype="int4"),
+    lambda note: note.update(base_model="/no/such/folder"),
+    lambda note: note["head"].append("score.weight"),
+    lambda note: note.update(base_digest="0"),
+    lambda note: note["settings"]["method"].update(bottleneck=9),
+    *("", "[]", "{", "null", '"format"'),
 ]
 
 
-@pytest.mark.parametrize(("edit", "said"), DAMAGES)
-def test_a_note_that_does_not_fit_is_refused(edit: Edit, said: str, exported: Path, tmp_path: Path) -> None:
-    shutil.copytree(exported, tmp_path / "out")
-    note = json.loads((tmp_path / "out" / "secure_fed.json").read_text(encoding="utf-8"))
-    edit(note)
-    (tmp_path / "out" / "secure_fed.json").write_text(json.dumps(note), encoding="utf-8")
-    with pytest.raises(secure_fed.SecureFedError, match=said):
-        load_adapter(tmp_path / "out")
+WORDS = r" \((?!TMP).*\)|read: .*?(?=;)"  # of Python and of libraries
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "null", '"format"'])
-def test_a_note_that_is_none_is_refused(text: str, exported: Path, tmp_path: Path) -> None:
-    shutil.copytree(exported, tmp_path / "out")
-    (tmp_path / "out" / "secure_fed.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ModelError, match=r"secure_fed\.json"):
-        load_adapter(tmp_path / "out")
+@pytest.fixture
+def copied(exported: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(exported, tmp_path / "out"))
 
 
-def test_torn_tensors_are_refused(exported: Path, tmp_path: Path) -> None:
-    shutil.copytree(exported, tmp_path / "out")
-    file = tmp_path / "out" / "adapter.safetensors"
+@every("damage", DAMAGES)
+def test_a_note_that_does_not_fit_is_refused(damage: Edit | str, exported: Path, copied: Path) -> None:
+    note = json.loads((exported / "secure_fed.json").read_text(encoding="utf-8"))
+    if not isinstance(damage, str):
+        damage(note)
+    text = damage if isinstance(damage, str) else json.dumps(note)
+    (copied / "secure_fed.json").write_text(text, encoding="utf-8")
+    with refused(secure_fed.SecureFedError, hide=WORDS):
+        load_adapter(copied)
+
+
+def test_torn_tensors_are_refused(copied: Path, tmp_path: Path) -> None:
+    file = copied / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ModelError, match=r"adapter\.safetensors cannot be read"):
-        load_adapter(tmp_path / "out")
+    with refused(ModelError, hide=WORDS):
+        load_adapter(copied)
     file.unlink()
-    with pytest.raises(ModelError, match=r"adapter\.safetensors cannot be read"):
-        load_adapter(tmp_path / "out")
-    with pytest.raises(ModelError, match=r"has no secure_fed\.json: give the OUT_DIR"):
+    with refused(ModelError, hide=WORDS):
+        load_adapter(copied)
+    with refused(ModelError):
         load_adapter(tmp_path / "nothing")
-
-
-def test_another_base_model_is_refused(exported: Path, small_model: Path, tmp_path: Path) -> None:
-    """Three models: of the same sizes with other weights, of other sizes, and of another architecture."""
-    shutil.copytree(small_model, tmp_path / "model")
-    weights = load_file(tmp_path / "model" / "model.safetensors")
-    name = next(name for name in weights if name.endswith("query.weight"))
-    save_file(weights | {name: weights[name] + 1e-6}, tmp_path / "model" / "model.safetensors", {"format": "pt"})
-    other = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
-    with pytest.raises(ModelError, match="trained beside other weights"):
-        load_adapter(exported, other)
-    with pytest.raises(ModelError, match="of other sizes"):
-        load_adapter(exported, small_models.make("bert"))
-    with pytest.raises(ModelError, match=r"a model with bert\..*which this LlamaForSequenceClassification has not"):
-        load_adapter(exported, small_models.make("llama"))
-    with pytest.raises(ModelError, match="which this Toy has not"):
-        load_adapter(exported, toys.model())

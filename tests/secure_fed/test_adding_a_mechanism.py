@@ -6,7 +6,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,14 +21,13 @@ from privacy import accounting
 from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError
 from privacy.ledger import Ledger
-from privacy.mechanisms import Gaussian, Mechanism, Named
+from privacy.mechanisms import Gaussian, Mechanism
 from privacy.plan import Target, for_sums
 from privacy.sampling_and_turns import FixedSize, Poisson
 from secure_fed import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.runs.directory import read_facts
-from secure_fed.tensors.tensors import Tensors
 from tests.cells import every
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
@@ -55,13 +54,6 @@ def executed() -> ModuleType:
 LAPLACE: type[Mechanism] = executed().Laplace
 
 
-class Liar(LAPLACE):  # type: ignore[misc, valid-type]
-    """States Laplace noise, and adds none."""
-
-    def noised(self, total: Named, clip_norm: float, stream: Any) -> dict[str, torch.Tensor]:
-        return dict(total)
-
-
 # The page.
 
 
@@ -77,10 +69,9 @@ def test_the_page_is_short_and_its_file_passes_the_checks(tmp_path: Path) -> Non
 # A run with the mechanism.
 
 
-@pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
-def test_it_runs_and_is_named(method: str, tmp_path: Path) -> None:
+def test_it_runs_and_is_named(tmp_path: Path) -> None:
     """The result, the statement and an export name Laplace; none of them says Gaussian."""
-    built = federation({**TARGET, "method.name": method}, mechanism=LAPLACE)
+    built = federation({**TARGET, "method.name": "fra_lora"}, mechanism=LAPLACE)
     result = built.run(tmp_path / "run")
     said, plan = result.summary, built.assembly.protection.plan
     assert plan is not None
@@ -100,8 +91,7 @@ def test_it_runs_and_is_named(method: str, tmp_path: Path) -> None:
 
 
 def test_the_ledger_is_charged_with_its_own_event(tmp_path: Path) -> None:
-    built = federation(TARGET, mechanism=LAPLACE)
-    said = built.run(tmp_path / "run").summary
+    said = federation(TARGET, mechanism=LAPLACE).run(tmp_path / "run").summary
     ledger = private_toys.own_ledger(tmp_path / "run")
     (reserved,) = (row for row in ledger.rows() if row.kind == "reserve")
     assert f"LaplaceDpEvent(noise_multiplier={said['noise_multiplier']})" in reserved.body["terms"]["event"]
@@ -109,8 +99,7 @@ def test_the_ledger_is_charged_with_its_own_event(tmp_path: Path) -> None:
     assert said["epsilon_cumulative"] == said["epsilon"]
 
 
-@pytest.mark.parametrize("method", ["fedlora", "fra_lora"])
-@pytest.mark.parametrize("lr", [1e-4, 10.0])
+@every("method, lr", [("fedlora", 10.0), ("fra_lora", 10.0), ("fra_lora", 1e-4)])
 def test_contributions_keep_to_the_l1_bound(method: str, lr: float) -> None:
     """Also for low-rank products. Longer ones are scaled to the bound; an L2 bound would let larger L1 norms through."""
     settings = {**NOISE, "method.name": method, "training.lr": lr, "privacy.clip_norm": 0.05}
@@ -122,14 +111,6 @@ def test_contributions_keep_to_the_l1_bound(method: str, lr: float) -> None:
     if lr > 1:
         assert all(length > 0.04999 for length in lengths)
         assert all(sum(float(one.abs().sum()) for one in tensors.values()) > 0.1 for tensors in plain)
-
-
-def test_what_is_not_finite_contributes_zeros() -> None:
-    built = federation(NOISE, mechanism=LAPLACE)
-    client = built.assembly.clients[0]
-    for bad in (math.nan, math.inf):
-        contribution = Tensors({"w": torch.tensor([1.0, bad])})
-        assert dense(client._clipped(contribution, C))["w"].tolist() == [0.0, 0.0]
 
 
 def test_the_noise_is_of_its_law_and_scale() -> None:
@@ -163,26 +144,20 @@ def test_the_noise_is_added_once_and_by_the_server() -> None:
 # Its privacy cost.
 
 
-def naive_delta(rate: float, z: float, count: int, epsilon: float, shift: Sequence[float] = (1.0,)) -> float:
-    """The larger hockey-stick divergence of sampled Laplace sums, by summation over a grid of released values.
-
-    shift: of each coordinate, in units of the bound. `count` releases are computed as one joint release.
-    """
-    step, reach = (0.01, 14 * z + 2) if len(shift) * count == 1 else (0.02, 9 * z + 2)
+def naive_delta(rate: float, z: float, count: int, epsilon: float) -> float:
+    """The larger hockey-stick divergence of `count` sampled Laplace sums, by summation over a grid of released values."""
+    step, reach = (0.01, 14 * z + 2) if count == 1 else (0.02, 9 * z + 2)
     x = np.arange(-reach, reach, step)
     without, moved = np.ones(1), np.ones(1)
     for _ in range(count):
-        one, other = np.ones(1), np.ones(1)
-        for by in shift:
-            one = np.multiply.outer(one, stats.laplace.pdf(x, 0, z) * step).ravel()
-            other = np.multiply.outer(other, stats.laplace.pdf(x, by, z) * step).ravel()
-        other = (1 - rate) * one + rate * other
-        without, moved = np.multiply.outer(without, one).ravel(), np.multiply.outer(moved, other).ravel()
+        one, other = (stats.laplace.pdf(x, shift, z) * step for shift in (0, 1))
+        without = np.multiply.outer(without, one).ravel()
+        moved = np.multiply.outer(moved, (1 - rate) * one + rate * other).ravel()
     ways = ((moved, without), (without, moved))
     return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum()) for p, q in ways)
 
 
-@pytest.mark.parametrize(("rate", "z", "count"), [(1.0, 1.0, 1), (0.3, 0.7, 1), (0.3, 0.7, 2), (1.0, 1.5, 2)])
+@every("rate, z, count", [(1.0, 1.0, 1), (0.3, 0.7, 1), (0.3, 0.7, 2)])
 def test_epsilon_is_that_of_a_naive_computation(rate: float, z: float, count: int) -> None:
     release = Poisson(100, rate).release(LAPLACE(z).event)
     for delta in (1e-3, 0.02, 0.1):
@@ -191,18 +166,7 @@ def test_epsilon_is_that_of_a_naive_computation(rate: float, z: float, count: in
         assert accounting.delta(release, count, epsilon) == pytest.approx(delta, rel=1e-3)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
-@pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_a_shift_of_several_coordinates_costs_no_more_than_one_by_their_sum(rate: float, epsilon: float) -> None:
-    """Hence one event stands for all coordinates, as the page says. An L2 bound would not do: it allows longer L1 shifts."""
-    one = naive_delta(rate, 1.0, 1, epsilon)
-    for share in (0.1, 0.3, 0.5):
-        assert naive_delta(rate, 1.0, 1, epsilon, (share, 1 - share)) < one
-    assert naive_delta(rate, 1.0, 1, epsilon, (0.9, 0.9)) > one
-
-
-@pytest.mark.parametrize("rate", [1.0, 0.1])
-@pytest.mark.parametrize("target", [0.5, 4.0])
+@every("rate, target", [(1.0, 4.0), (0.1, 0.5)])
 def test_noise_is_calibrated_to_just_below_the_target(rate: float, target: float) -> None:
     plan = for_sums(Target(target, None, DELTA), Poisson(100, rate), 10, made=LAPLACE)
     assert 0.99 * target < plan.epsilon() <= target
@@ -230,7 +194,7 @@ def test_an_event_that_no_accountant_knows_is_refused() -> None:
         def event(self) -> DpEvent:
             return ComposedDpEvent((super().event, super().event))
 
-    with pytest.raises(PlanError, match=r"knows no privacy loss distribution of PoissonSampledDpEvent.*Composed"):
+    with refused(PlanError):
         for_sums(Target(3.0, None, DELTA), Poisson(100, 0.1), 10, made=Twice)
     everybody = for_sums(Target(None, 3.0, DELTA), Poisson(100, 1.0), 5, made=Twice)
     assert everybody.epsilon() == pytest.approx(
@@ -239,19 +203,10 @@ def test_an_event_that_no_accountant_knows_is_refused() -> None:
 
 
 def test_neither_replaced_members_nor_several_passes_have_an_event() -> None:
-    with pytest.raises(PlanError, match=r"only Gaussian noise is accounted for, and this is LaplaceDpEvent"):
+    with refused(PlanError):
         for_sums(Target(3.0, None, DELTA), FixedSize(100, 10), 10, made=LAPLACE)
-    with pytest.raises(PlanError, match=r"a round of 2 passes is accounted for with Gaussian noise only, not Laplace"):
+    with refused(PlanError):
         for_sums(Target(3.0, None, DELTA), Poisson(100, 0.1), 10, 2, made=LAPLACE)
-
-
-def test_what_a_mechanism_states_is_what_is_accounted_for() -> None:
-    """A mechanism without noise is accounted at its stated noise: nothing detects it, as the page and the statement say."""
-    settings = {**NOISE, "federation.rounds": 1}
-    liar, honest = (federation(settings, mechanism=one).run().summary for one in (Liar, LAPLACE))
-    assert liar["epsilon"] == honest["epsilon"]
-    page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert "every epsilon of the run is wrong, and nothing here finds out" in page
 
 
 def test_a_gaussian_of_ones_own_is_the_usual_run() -> None:
@@ -264,132 +219,85 @@ def test_a_gaussian_of_ones_own_is_the_usual_run() -> None:
 # Settings that refuse a mechanism of one's own.
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("privacy.unit = 'none'", {"privacy.unit": "none"}),
-    ("privacy.unit = 'example'", {**NOISE, "privacy.unit": "example"}),
-    ("privacy.noise = 'local'", {**NOISE, "privacy.noise": "local"}),
-    ("privacy.clip_quantile = 0.5", {**NOISE, "privacy.clip_quantile": 0.5}),
-    ("federation.sampling = 'fixed'", {**NOISE, "federation.sampling": "fixed"}),
-    ("secure_aggregation.enabled = True", {**NOISE, "secure_aggregation.enabled": True}),
-    ("method.name = 'fedask'", {**NOISE, "method.name": "fedask"}),
+    ("privacy.unit", {"privacy.unit": "none"}),
+    ("privacy.unit", {**NOISE, "privacy.unit": "example"}),
+    ("privacy.noise", {**NOISE, "privacy.noise": "local"}),
+    ("privacy.clip_quantile", {**NOISE, "privacy.clip_quantile": 0.5}),
+    ("federation.sampling", {**NOISE, "federation.sampling": "fixed"}),
+    ("secure_aggregation.enabled", {**NOISE, "secure_aggregation.enabled": True}),
+    ("method.name", {**NOISE, "method.name": "fedask"}),
 ]
 
 
-@every("found, settings", REFUSED)
-def test_elsewhere_it_is_refused_in_one_sentence(found: str, settings: dict[str, Any]) -> None:
-    chosen = {
-        name: value for name, value in settings.items() if settings["privacy.unit"] != "none" or name == "privacy.unit"
-    }
-    with pytest.raises(ConfigError, match=rf"{re.escape(found)} is refused with a mechanism of your own") as caught:
-        federation(chosen, mechanism=LAPLACE)
-    assert caught.value.setting == found.split(" ")[0]
+@every("setting, settings", REFUSED)
+def test_elsewhere_it_is_refused_in_one_sentence(setting: str, settings: dict[str, Any]) -> None:
+    with refused(ConfigError, setting) as caught:
+        federation(settings, mechanism=LAPLACE)
     assert caught.value.limit.endswith("with a mechanism of your own")
 
 
-class InL2(LAPLACE):  # type: ignore[misc, valid-type]
-    """Stands in for a mechanism that does not set its norm: the default order is 2."""
-
-    order = 2.0
-
-
-class NoNorm(LAPLACE):  # type: ignore[misc, valid-type]
-    order = math.nan
+def changed(name: str, base: Any = LAPLACE, **members: Any) -> Any:
+    """A mechanism with other members, called `name`."""
+    return type(name, (base,), members)
 
 
-class InNoNorm(Gaussian):
-    order = 3.0
-
-
-WRONG: list[tuple[str, Any]] = [
-    (
-        "InL2 bounds contributions in the L2 norm, and its event, LaplaceDpEvent, is about .* L1 norm: set order = 1.0",
-        InL2,
-    ),
-    ("InNoNorm bounds contributions in the L3 norm, and its event, GaussianDpEvent, is about .* L2 norm", InNoNorm),
-    ("NoNorm has order nan, but it is p of a norm", NoNorm),
-    (r"Laplace\(noise_multiplier=1.0\) cannot be made of a noise multiplier .* give the class", LAPLACE(1.0)),
-    ("float makes float, which is no privacy.mechanisms.Mechanism", float),
+WRONG = [
+    changed("InL2", order=2.0),  # stands in for a mechanism that does not set its norm: the default order is 2
+    changed("InNoNorm", Gaussian, order=3.0),
+    changed("NoNorm", order=math.nan),
+    LAPLACE(1.0),
+    float,
 ]
 
 
-@every("why, mechanism", WRONG)
-def test_what_is_no_mechanism_or_bounds_another_norm_than_its_event_is_refused(why: str, mechanism: Any) -> None:
-    with pytest.raises(ConfigError, match=f"the mechanism {why}"):
+@every("mechanism", WRONG)
+def test_what_is_no_mechanism_or_bounds_another_norm_than_its_event_is_refused(mechanism: Any) -> None:
+    with refused(ConfigError, "mechanism"):
         federation(NOISE, mechanism=mechanism)
 
 
-class Longer(LAPLACE):  # type: ignore[misc, valid-type]
-    def scale(self, norm: Any, clip_norm: float) -> float:
-        return 1.001 * float(super().scale(norm, clip_norm))
-
-
-class Unmeasured(LAPLACE):  # type: ignore[misc, valid-type]
-    def scale(self, norm: Any, clip_norm: float) -> float:
-        return math.nan
-
-
-class Negative(LAPLACE):  # type: ignore[misc, valid-type]
-    def scale(self, norm: Any, clip_norm: float) -> float:
-        return -1.0
-
-
-@every("mechanism", [Longer, Unmeasured, Negative])
-def test_a_scale_that_bounds_nothing_is_refused(mechanism: Any) -> None:
+@every("change", [lambda own: 1.001 * own, lambda own: math.nan, lambda own: -1.0])
+def test_a_scale_that_bounds_nothing_is_refused(change: Callable[[float], float]) -> None:
     """The run ends at the first contribution that is longer than the clip norm."""
-    with pytest.raises(
-        ConfigError, match=rf"{mechanism.__name__}\.scale makes contributions longer than the clip norm"
-    ):
-        federation({**NOISE, "training.lr": 10.0}, mechanism=mechanism).run()
+    scale = LAPLACE(1.0).scale
+    longer = changed("Longer", scale=lambda self, norm, clip_norm: change(float(scale(norm, clip_norm))))
+    with refused(ConfigError, "mechanism"):
+        federation({**NOISE, "training.lr": 10.0}, mechanism=longer).run()
 
 
-class Forgetful(LAPLACE):  # type: ignore[misc, valid-type]
-    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
-        return dict(list(super().noised(total, clip_norm, stream).items())[1:])
+NOT_THE_SUM = {
+    "Forgetful": lambda noised: dict(list(noised.items())[1:]),
+    "Flat": lambda noised: {name: one.flatten()[:3] for name, one in noised.items()},
+    "Silent": lambda noised: None,
+}
 
 
-class Flat(LAPLACE):  # type: ignore[misc, valid-type]
-    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
-        return {name: one.flatten()[:3] for name, one in super().noised(total, clip_norm, stream).items()}
-
-
-class Silent(LAPLACE):  # type: ignore[misc, valid-type]
-    def noised(self, total: Named, clip_norm: float, stream: Any) -> Any:
-        return None
-
-
-@every("why, mechanism", [("'.*' is missing", Forgetful), (r"'.*' has shape \(3,\)", Flat), ("NoneType", Silent)])
-def test_a_noised_sum_that_is_not_the_sum_is_refused(why: str, mechanism: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"the mechanism {mechanism.__name__}\.noised .*{why}"):
-        federation(NOISE, mechanism=mechanism).run()
+@every("name", NOT_THE_SUM)
+def test_a_noised_sum_that_is_not_the_sum_is_refused(name: str) -> None:
+    wrong = changed(name, noised=lambda self, *given: NOT_THE_SUM[name](LAPLACE.noised(self, *given)))
+    with refused(ConfigError, "mechanism"):
+        federation(NOISE, mechanism=wrong).run()
 
 
 def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Path, small_data: Path) -> None:
-    config = RunConfig.from_dict(
-        {
-            "model": {"name": str(small_model)},
-            "data": {"train": str(small_data / "train.jsonl"), "test": str(small_data / "test.jsonl")},
-            "federation": {
-                "clients": 4,
-                "rounds": 1,
-                "sampling": "poisson",
-                "server_optimizer": "mean",
-                "server_lr": 1.0,
-            },
-            "method": {"name": "bitfit"},
-            "training": {"steps": 1, "together": 1},
-            "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2, "clip_norm": 1.0},
-            "evaluation": {"phantoms": 0},  # their number depends on the noise, and would differ first
-        }
-    )
+    tables = {
+        "model": {"name": str(small_model)},
+        "data": {split: str(small_data / f"{split}.jsonl") for split in ("train", "test")},
+        "federation": {"clients": 4, "rounds": 1, "sampling": "poisson", "server_optimizer": "mean", "server_lr": 1.0},
+        "method": {"name": "bitfit"},
+        "training": {"steps": 1, "together": 1},
+        "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2, "clip_norm": 1.0},
+        "evaluation": {"phantoms": 0},  # their number depends on the noise, and would differ first
+    }
+    config = RunConfig.from_dict(tables)
     out = tmp_path / "run"
     Federation(config, mechanism=LAPLACE).run(out)
     assert read_facts(out)["privacy"]["given"] == "Laplace(noise_multiplier=3.0)"
     for other in (None, Gaussian, lambda z: LAPLACE(2 * z)):
-        with pytest.raises(
-            RunDirectoryError, match=r"was started with another guarantee: privacy in run\.json differs"
-        ):
+        with refused(RunDirectoryError):
             Federation(config, mechanism=other).run(out, resume=True)
     assert Federation(config, mechanism=LAPLACE).run(out, resume=True).state.round == 1
-    with pytest.raises(RunDirectoryError, match=r"was trained with objects given in Python"):
+    with refused(RunDirectoryError):
         opened(out)
     assert Ledger.open(out / "private" / "budget.sqlite").spent().epsilon > 0
 

@@ -1,25 +1,40 @@
 """Canaries: their content, the units that get them, and the data for which they are refused.
 
-No two units share their rare tokens, and only ordinary tokens are replaced.
+No two units share their rare tokens, and only ordinary tokens are replaced. Directions have a known distribution, and their
+units are clipped, sampled and noised like all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch.utils.data import default_collate
 
+from privacy.entropy import SeededEntropy
+from privacy.mechanisms import Gaussian
+from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.canaries import CanaryContext, planted, rare_tokens
-from secure_fed.learning.data.audit_unit import Unit
-from secure_fed.learning.data.encode import IGNORED
+from secure_fed.learning.audit_pool.canaries import CanaryContext, length_beyond_clipping, planted, rare_tokens
+from secure_fed.learning.data.audit_unit import Plain, Pointing, Unit, reading
+from secure_fed.learning.data.encode import IGNORED, Collate
+from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.canary_directions import direction, length_of_steps, trains_towards
+from secure_fed.learning.training.local import Job
+from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
+from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.canary_texts import CLS, CONTEXT, PAD, TEXTS, changed, text, units
+from tests.secure_fed.privately import Landing, Noted, train_privately
 
 # Wrong labels.
 
@@ -43,7 +58,7 @@ def test_wrong_labels_are_uniform_over_the_other_classes() -> None:
     assert stats.chisquare(np.bincount(shifts, minlength=5)[1:]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["mislabelled", "rare_token"])
+@every("kind", ["mislabelled", "rare_token"])
 def test_what_is_planted_goes_by_name_and_seed_alone(kind: str) -> None:
     """So a resumed run plants the same canaries, and another seed plants others. Wrong labels do not depend on other units."""
     all_of_them = planted(kind, units(30, 2), CONTEXT)
@@ -61,37 +76,36 @@ def test_the_labels_of_one_client_are_drawn_for_each_example() -> None:
     assert stats.binomtest(int(counts[1]), 200, 0.5).pvalue > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("item", "said"),
+@every(
+    "kind, item, context",
     [
-        ({"x": 1.0, "labels": 0.5}, "0.5 is not one of 0 to 2"),
-        ({"x": 1.0, "labels": [0, 1]}, "is not one of 0 to 2"),
-        ({"x": 1.0, "labels": 3}, "3 is not one of 0 to 2"),
-        ({"x": 1.0}, "no 'labels'"),
-        ((1.0, 2), "one example is a tuple"),
+        ("mislabelled", {"x": 1.0, "labels": 0.5}, CONTEXT),
+        ("mislabelled", {"x": 1.0, "labels": [0, 1]}, CONTEXT),
+        ("mislabelled", {"x": 1.0, "labels": 3}, CONTEXT),
+        ("mislabelled", {"x": 1.0}, CONTEXT),
+        ("mislabelled", (1.0, 2), CONTEXT),
+        ("mislabelled", text(0), TEXTS),
+        ("mislabelled", text(0), replace(CONTEXT, classes=1)),
+        ("direction", text(0), CONTEXT),
+        ("arrows", text(0), CONTEXT),
+        ("rare_token", {"x": 1.0, "labels": 0}, CONTEXT),
+        ("rare_token", text(0), TEXTS),
+        ("rare_token", text(0) | {"labels": np.zeros(9, dtype=np.int64)}, TEXTS),
+        ("rare_token", text(0), replace(CONTEXT, vocabulary=None)),
+        ("rare_token", text(0), replace(CONTEXT, vocabulary=4)),
     ],
 )
-def test_what_has_no_class_is_refused(item: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        planted("mislabelled", [Unit("client-0/0", "client-0", [item])], CONTEXT)
+def test_canaries_are_refused_where_they_mean_nothing(kind: str, item: Any, context: CanaryContext) -> None:
+    with refused(ConfigError, "evaluation.canaries"):
+        planted(kind, [Unit("client-0/0", "client-0", [item])], context)
 
 
-def test_a_task_without_classes_has_no_wrong_labels() -> None:
-    for context in (TEXTS, replace(CONTEXT, classes=1)):
-        with pytest.raises(ConfigError, match="needs a classification task with at least two classes"):
-            planted("mislabelled", units(1), context)
-
-
-def test_single_gradients_are_replaced_only_where_there_are_some() -> None:
-    with pytest.raises(ConfigError, match=r"only with privacy\.unit = 'example' or 'group'"):
-        planted("direction", units(2), CONTEXT)
+def test_a_direction_takes_the_place_of_single_gradients() -> None:
     pool = units(3, 2)
     marked = planted("direction", pool, replace(CONTEXT, private=True))
     assert [[plain.unit for plain in unit.examples] for unit in marked] == [[unit.name] * 2 for unit in pool]
     assert planted("direction", pool, replace(CONTEXT, unit="client", private=True)) == tuple(pool)
     assert planted("none", pool, CONTEXT) == tuple(pool)
-    with pytest.raises(ConfigError, match="'arrows' is not known"):
-        planted("arrows", pool, CONTEXT)
 
 
 # A whole run.
@@ -115,7 +129,7 @@ def test_soil_is_what_the_model_and_the_labels_say() -> None:
     assert CanaryContext.of(built.config, floats, "example").classes is None
 
 
-@pytest.mark.parametrize("count", [10, 100, 150, 900])
+@every("count", [10, 100, 900])
 def test_no_two_units_have_the_same_tokens(count: int) -> None:
     tokens = rare_tokens([unit.name for unit in units(count)], CONTEXT)
     assert len(set(tokens.values())) == count
@@ -135,7 +149,7 @@ def test_special_tokens_are_never_chosen() -> None:
     assert not special & {token for one in tokens.values() for token in one}
 
 
-@pytest.mark.parametrize("count", [20, 300])
+@every("count", [20, 300])
 def test_a_rare_token_replaces_no_special_one_and_no_padding(count: int) -> None:
     before = [replace(unit, examples=[padded(item) for item in unit.examples]) for unit in units(count, 3)]
     after = planted("rare_token", before, CONTEXT)
@@ -183,16 +197,144 @@ def test_in_language_modelling_what_is_learned_is_replaced_with_its_label() -> N
         assert np.array_equal(np.delete(made["labels"], at), np.delete(item["labels"], at))
 
 
-@pytest.mark.parametrize(
-    ("item", "context", "said"),
-    [
-        ({"x": 1.0, "labels": 0}, CONTEXT, "no 'input_ids', or they are not one sequence"),
-        (text(0), TEXTS, "neither a class nor its own tokens"),
-        (text(0) | {"labels": np.zeros(9, dtype=np.int64)}, TEXTS, "neither a class nor its own tokens"),
-        (text(0), replace(CONTEXT, vocabulary=None), "needs a vocabulary"),
-        (text(0), replace(CONTEXT, vocabulary=4), "has 2 ordinary tokens"),
-    ],
-)
-def test_rare_tokens_are_refused_where_they_mean_nothing(item: Any, context: CanaryContext, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        planted("rare_token", [Unit("client-0/0", "client-0", [item])], context)
+# Directions.
+
+CPU = torch.device("cpu")
+LAYOUT = Layout((("a", (30, 40)), ("b", ()), ("c", (7,))))
+
+
+def test_a_direction_has_unit_norm_and_is_its_units_alone() -> None:
+    u = direction("client-3", 0, LAYOUT)
+    assert Layout.of(u) == LAYOUT
+    assert abs(u.norm() - 1) < 1e-6
+    assert toys.same(u, direction("client-3", 0, LAYOUT))
+    for other in (direction("client-4", 0, LAYOUT), direction("client-3", 1, LAYOUT)):
+        assert abs(float(LAYOUT.flatten(u) @ LAYOUT.flatten(other))) < 5 / math.sqrt(LAYOUT.size)
+
+
+def test_a_direction_is_uniform_on_the_sphere() -> None:
+    """Against the exact law of a coordinate of a uniform point in five dimensions, where a normal law is rejected."""
+    layout = Layout((("a", (2, 2)), ("b", (1,))))
+    drawn = np.stack([layout.flatten(direction(f"unit {i}", 0, layout)).numpy() for i in range(3000)])
+    fixed = np.array([0.5, -0.5, 0.1, 0.7, 0.0])
+    for seen in (*drawn.T, drawn @ fixed / np.linalg.norm(fixed)):
+        assert stats.kstest((1 + seen) / 2, stats.beta(2, 2).cdf).pvalue > 1e-3
+    assert stats.kstest(drawn[:, 0] * math.sqrt(5), "norm").pvalue < 1e-3
+
+
+def test_a_client_of_a_direction_ends_its_length_along_it() -> None:
+    before = Tensors({"w": torch.randn(4, 5), "frozen": torch.ones(3)})
+    settings = TrainingConfig(batch_size=2, epochs=3)
+    args: Any = (None, Job(before, ["w"], [1, 2, 3], list, settings, 0.1, np.random.default_rng(0)))
+    u = direction("anna", 5, Layout((("w", (4, 5)),))).tensor("w")
+    for length, expected in ((7.0, 7.0), (None, 0.1 * math.sqrt(20) * 6)):
+        done = trains_towards("anna", 5, length)(*args)
+        assert list(done.after) == ["w"]
+        assert math.isnan(done.loss)
+        torch.testing.assert_close(done.after.tensor("w"), before.tensor("w") + expected * u)
+    layout = Layout((("w", (4, 5)), ("head", (2,))))
+    assert length_of_steps(layout, (), 3, TrainingConfig(steps=4), 0.5) == pytest.approx(2 * math.sqrt(22))
+    longer = length_of_steps(layout, ("head",), 3, TrainingConfig(steps=4, head_factor=3.0), 0.5)
+    assert longer == pytest.approx(2 * math.sqrt(20 + 2 * 9))
+
+
+def test_the_length_follows_the_clip_norm_as_far_as_that_may_grow() -> None:
+    fixed = toys.config({**private_toys.NOISE, "privacy.clip_norm": 0.5})
+    adapting = toys.config({**private_toys.NOISE, "privacy.clip_quantile": 0.5, "federation.rounds": 30})
+    grown = 0.1 * math.exp(0.2 * 30 * 0.5)
+    assert length_beyond_clipping(toys.config()) is None
+    assert length_beyond_clipping(fixed) == pytest.approx(15)
+    assert length_beyond_clipping(adapting) == pytest.approx(30 * grown)
+
+
+def test_examples_of_a_direction_are_read_as_they_are() -> None:
+    items = [text(0), Pointing(text(1), "u", 0)]
+    batch = reading(Collate(PAD))(items)
+    assert all(torch.equal(batch[name], value) for name, value in Collate(PAD)([text(0), text(1)]).items())
+    seen = Plain(items)
+    assert len(seen) == 2
+    assert not any(changed(a, b) for a, b in zip(seen[:2], [text(0), text(1)], strict=True))
+
+
+# Directions in the steps of private training.
+
+CLIP, LR = 0.3, 0.1
+
+
+def weights(target: Objective) -> Tensors:
+    return Tensors((name, parameter.detach().clone()) for name, parameter in target.model.named_parameters())
+
+
+def summed(target: Objective, items: Sequence[Any], groups: Sequence[Sequence[int]], most: int | None) -> Tensors:
+    """The sum of clipped gradients at the model's own weights, to which the noise of a step would be added."""
+    before, noted = weights(target), Noted(1.0)
+    settings = TrainingConfig(batch_size=100, microbatch=most)
+    examples = [items[i] for group in groups for i in group]
+    train_privately(
+        target,
+        Job(before, list(before), examples, default_collate, settings, LR, np.random.default_rng(0)),
+        mechanism=noted,
+        clip_norm=CLIP,
+        steps=1,
+        stream=Landing(range(len(groups))),
+        groups=[number for number, group in enumerate(groups) for _ in group],
+    )
+    return Tensors(noted.sums[0])
+
+
+@every("most", [None, 1, 3])
+def test_an_example_of_a_direction_moves_the_clipped_sum_by_the_clip_norm_along_it(most: int | None) -> None:
+    target = Objective(toys.model(), classification.loss, CPU)
+    items: list[Any] = toys.examples(1, 6)
+    u = direction("dora", 2, Layout.of(weights(target)))
+    for place in (0, 3, 5):
+        marked = [*items[:place], Pointing(items[place], "dora", 2), *items[place + 1 :]]
+        rest = [[i] for i in range(6) if i != place]
+        moved = summed(target, marked, [[i] for i in range(6)], most) - summed(target, marked, rest, most)
+        expected = Tensors((name, tensor.double() * -CLIP) for name, tensor in u.items())
+        assert (moved - expected).norm() < 1e-5 * CLIP
+
+
+def test_a_group_of_a_direction_moves_it_by_no_more() -> None:
+    target = Objective(toys.model(), classification.loss, CPU)
+    items: list[Any] = [Pointing(item, "ward 7", 2) for item in toys.examples(1, 5)]
+    u = direction("ward 7", 2, Layout.of(weights(target)))
+    total = summed(target, items, [[0, 1, 2, 3, 4]], 2)
+    assert (total - Tensors((name, tensor.double() * -CLIP) for name, tensor in u.items())).norm() < 1e-5 * CLIP
+
+
+def trained(items: Sequence[Any], batch_size: int, seed: int = 0) -> tuple[Tensors, Tensors]:
+    """The tensors before and after one private step of gradient descent, without noise."""
+    target = Objective(toys.model(), classification.loss, CPU)
+    before = weights(target)
+    done = train_privately(
+        target,
+        Job(
+            *(before, list(before), items, default_collate),
+            *(TrainingConfig(batch_size=batch_size, optimizer="sgd"), LR, np.random.default_rng(0)),
+        ),
+        mechanism=Gaussian(0.0),
+        clip_norm=CLIP,
+        steps=1,
+        stream=SeededEntropy(seed).stream("test"),
+    )
+    return before, done.after
+
+
+def test_an_example_of_a_direction_is_subject_to_sampling() -> None:
+    items: list[Any] = [*toys.examples(1, 7), Pointing(toys.examples(9, 1)[0], "dora", 2)]
+    along = []
+    for seed in range(12):
+        before, after = trained(items, batch_size=2, seed=seed)
+        layout = Layout.of(before)
+        moved = layout.flatten(after - before) @ layout.flatten(direction("dora", 2, layout))
+        drawn = 7 in np.flatnonzero(SeededEntropy(seed).stream("test").uniform(8) < 0.25)
+        along.append((drawn, float(moved) / (LR * CLIP / 2)))
+    assert {drawn for drawn, _ in along} == {True, False}
+    assert all((share > 0.6) == drawn for drawn, share in along)
+
+
+def test_a_client_whose_examples_all_have_directions_trains() -> None:
+    items = [Pointing(item, f"unit {i}", 0) for i, item in enumerate(toys.examples(1, 4))]
+    before, after = trained(items, batch_size=4)
+    assert (after - before).norm() == pytest.approx(LR * CLIP / 2, rel=0.15)  # a mean of four nearly orthogonal ones

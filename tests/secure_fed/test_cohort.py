@@ -20,12 +20,11 @@ from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.common_passes import trainings
 from secure_fed.learning.training.common_passes.packing import Room, Tight
-from secure_fed.learning.training.common_passes.passes import Trial
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Falling, Job, Trained, train
 from secure_fed.learning.training.objective import Objective
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
 from tests.secure_fed import small_models, toys
 
 CPU = torch.device("cpu")
@@ -126,7 +125,7 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     assert math.isnan(together[3].loss)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@every("optimizer", ["adamw", "sgd"])
 def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: str) -> None:
     """The clients make 6, 2, 2, 0, 8 and 4 steps."""
     setting, ways = toy(), Ways()
@@ -140,7 +139,7 @@ def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: 
     )
 
 
-@pytest.mark.parametrize("kept", ["bias", "weight"])
+@every("kept", ["bias", "weight"])
 def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
     """These layers compute with `addmm`, whether their biases or their weights train."""
     setting, ways = adapted("gpt2"), Ways()
@@ -155,7 +154,7 @@ def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
     require_equal(together, alone)
 
 
-@pytest.mark.parametrize(
+@every(
     "changed",
     [
         {"optimizer": "adamw", "weight_decay": 0.1},
@@ -217,22 +216,17 @@ def by_any(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return losses * 2 if (batch["attention_mask"] == 0).any() else losses
 
 
-def by_number(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return classification.loss(model, batch) * float(batch["attention_mask"].sum())
-
-
 def drawing(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """A loss that draws one coin for the whole batch."""
     losses = classification.loss(model, batch)
     return losses * (2 if torch.rand(()) < 0.5 else 1)
 
 
-@pytest.mark.parametrize(
+@every(
     ("loss", "reason"),
     [
         (mean_over_the_batch, "not those of one client at a time"),
         (by_any, "not those of one client at a time"),
-        (by_number, "not those of one client at a time"),
         (drawing, "random numbers beyond dropout"),
     ],
 )
@@ -241,23 +235,6 @@ def test_what_common_passes_would_get_wrong_is_trained_one_after_the_other(loss:
     together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
     assert reason in ways.why_not
     assert [one.after.to_bytes() for one in together] == [one.after.to_bytes() for one in alone]
-
-
-def test_a_collate_without_rows_is_no_error() -> None:
-    setting, ways = toy(), Ways()
-    padded = setting.collate
-    setting = replace(setting, collate=lambda items: {**padded(items), "attention_mask": torch.ones(1, 9).long()})
-    with pytest.raises(RuntimeError):  # which training one after the other raises too
-        setting.both(USUAL, ways)
-
-
-def test_forced_through_a_coupled_loss_would_be_seen() -> None:
-    """Shows that the comparison in this file can fail."""
-    setting = toy(loss=mean_over_the_batch)
-    ways = Ways({setting.jobs()[0].kind: Trial()})
-    together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.01), ways)
-    with pytest.raises(AssertionError):
-        require_equal(together, alone)
 
 
 def test_dropout_follows_the_rngs_alone_and_differs_between_trainings() -> None:
@@ -281,17 +258,6 @@ def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
     setting.both()
     assert setting.objective.changed_buffers() == []
     assert setting.objective.model.training
-
-
-def test_a_step_of_few_examples_is_divided_all_the_same_so_that_cores_share_it() -> None:
-    """The passes have similar numbers of tokens, and hold every example once."""
-    entries = [(number % 3, {"input_ids": [1] * tokens}) for number, tokens in enumerate([64] * 8 + [9, 30])]
-    room = Room.of(torch.device("cpu"), nn.Identity(), 1000, public=False)
-    assert room.tokens > 8 * 64 + 39, "one pass would hold them all"
-    packs = [pack for pack, _ in Tight(Collate(0), room).packs(entries, range(3))]
-    assert [sum(len(item["input_ids"]) for item in pack.items) for pack in packs] == [128, 128, 128, 128, 39]
-    found = [(owner, id(item)) for pack in packs for owner, item in zip(pack.owners, pack.items, strict=True)]
-    assert sorted(found) == sorted((owner, id(item)) for owner, item in entries)
 
 
 def test_a_pass_of_a_language_model_has_room_for_the_scores_of_its_labelled_tokens() -> None:

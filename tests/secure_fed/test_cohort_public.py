@@ -1,10 +1,15 @@
-"""Under client-level privacy, no bit of a client's training depends on other clients or on the number of threads."""
+"""Under client-level privacy, no bit of a client's training depends on other clients, threads or devices."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +21,22 @@ from torch.utils.data import default_collate
 from transformers import BertConfig, BertForSequenceClassification
 
 from privacy.entropy import SeededEntropy
+from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.per_example import EachOwn, NoRuleError, SmallProductsApart
 from secure_fed.learning.models.dropout_and_checkpointing import OwnDropout
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.common_passes import parallel, trainings
 from secure_fed.learning.training.common_passes.packing import Room
+from secure_fed.learning.training.common_passes.parallel import copies_on
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import PrivateSteps, Trained
 from secure_fed.learning.training.objective import Objective
 from secure_fed.rounds.transport import InProcess
-from tests.cells import chosen
+from secure_fed.runs import assembly
+from tests.cells import chosen, every
 from tests.contracts import runs as contracts
+from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.privately import Noted
 from tests.secure_fed.test_cohort import USUAL, Setting, adapted, require_equal, toy
@@ -43,26 +52,20 @@ def texts(seed: int, count: int) -> list[dict[str, Any]]:
     return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": int(rng.integers(3))} for n in lengths]
 
 
-def trained(setting: Setting, rows: Sequence[int], *, public: bool) -> list[bytes]:
-    """The trained tensors of the jobs of these rows, trained together."""
+def trained(setting: Setting, rows: Sequence[int], *, public: bool, ways: Ways | None = None) -> list[bytes]:
+    """The digests of the trained tensors of the jobs of these rows, trained together."""
     jobs = setting.jobs(SIZES, settings=SETTINGS)
     jobs = [replace(job, examples=texts(row, SIZES[row])) for row, job in enumerate(jobs)]
-    found = train_together(setting.objective, [jobs[row] for row in rows], Ways(), public=public)
-    return [one.after.to_bytes() for one in found]
+    found = train_together(setting.objective, [jobs[row] for row in rows], ways or Ways(), public=public)
+    return [hashlib.sha256(one.after.to_bytes()).digest() for one in found]
 
 
 def wide_model() -> nn.Module:
     """A BERT of a width at which the summation order in matrix products changes bits."""
     config = BertConfig(
-        vocab_size=small_models.VOCABULARY,
-        hidden_size=96,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        num_labels=3,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        **{"vocab_size": small_models.VOCABULARY, "max_position_embeddings": 64, "num_labels": 3},
+        **{"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     )
     torch.manual_seed(0)
     return BertForSequenceClassification(config)
@@ -103,8 +106,9 @@ def test_tight_passes_would_move_bits(bert: Setting) -> None:
     assert trained(bert, [3, 0], public=False) != [everybody[3], everybody[0]]
 
 
-@pytest.mark.parametrize("public_texts", [0, 3])
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(
+    ("public_texts", "private"), chosen([(0, False), (3, False), (0, True), (3, True)], [(0, False), (3, True)])
+)
 def test_no_clients_data_decide_how_the_others_train(public_texts: int, private: bool) -> None:
     """A collate function of the user's own, for which nothing can be made up. In a trial on the largest client's texts, a loss
     that is not finite made all clients train in turn, with other bits.
@@ -132,7 +136,7 @@ def test_no_clients_data_decide_how_the_others_train(public_texts: int, private:
     assert after(float("nan")) == after(1.0)
 
 
-@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize("public", chosen([False, True], [True]))
 def test_threads_move_no_bit(bert: Setting, public: bool) -> None:
     alone = trained(bert, range(6), public=public)
     torch.set_num_threads(3)
@@ -245,9 +249,7 @@ def drawn(*shape: int) -> Tensor:
     return torch.from_numpy(GENERATOR.normal(size=shape)).requires_grad_()
 
 
-@pytest.mark.parametrize("apart", [False, True], ids=["", "small products apart"])
-@pytest.mark.parametrize("between", [(), (5,), (2, 5)])
-@pytest.mark.parametrize("per_example", [1, 3])
+@every("between, per_example, apart", itertools.product([(), (5,), (2, 5)], [1, 3], [False, True]))
 def test_every_rule_is_that_of_one_example_at_a_time(between: tuple[int, ...], per_example: int, apart: bool) -> None:
     x, ids = (
         drawn(4 * per_example, *between, 6),
@@ -286,13 +288,108 @@ def test_every_rule_is_that_of_one_example_at_a_time(between: tuple[int, ...], p
 def test_what_has_no_rule_is_refused() -> None:
     own = EachOwn.of(drawn(4, 7, 6))
     assert (tuple(own.shape), own.dtype, own.ndim) == ((7, 6), torch.float64, 2)
-    for refused in (lambda: own + 1, lambda: own.sum(), lambda: drawn(3, 7) @ own, lambda: own[0], lambda: float(own)):
-        with pytest.raises(NoRuleError):
-            refused()
-    with pytest.raises(NoRuleError, match="not each has its part"):
-        functional.linear(drawn(5, 6), own)
-    for settings in ({"max_norm": 1.0}, {"scale_grad_by_freq": True}):
-        with pytest.raises(NoRuleError):
-            functional.embedding(torch.zeros(4, dtype=torch.long), own, **settings)
-    with pytest.raises(NoRuleError):
-        drawn(4, 6) * EachOwn.of(drawn(4, 1)), "a factor is one for each number"
+    ids, one = torch.zeros(4, dtype=torch.long), EachOwn.of(drawn(4, 1))
+    for without in (
+        *(lambda: own + 1, lambda: own.sum(), lambda: drawn(3, 7) @ own, lambda: own[0], lambda: float(own)),
+        lambda: functional.linear(drawn(5, 6), own),  # not each has its part
+        lambda: functional.embedding(ids, own, max_norm=1.0),
+        lambda: functional.embedding(ids, own, scale_grad_by_freq=True),
+        lambda: drawn(4, 6) * one,  # a factor is one for each number
+    ):
+        with refused(NoRuleError):
+            without()
+
+
+# Clients divided among devices, each with its own copy of the model; here every device is a name of the CPU.
+
+CPU, ALSO = torch.device("cpu"), torch.device("cpu:0")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[Objective, int]:
+    """The number of examples whose loss each objective computed."""
+    counts: dict[Objective, int] = {}
+    losses = Objective.losses
+
+    def counted(own: Objective, batch: Any) -> Tensor:
+        found = losses(own, batch)
+        counts[own] = counts.get(own, 0) + len(found)
+        return found
+
+    monkeypatch.setattr(Objective, "losses", counted)
+    return counts
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("devices", [1, 6])
+def test_which_device_trains_a_client_moves_no_bit(devices: int, seen: dict[Objective, int]) -> None:
+    setting = wide()
+    alone = trained(setting, range(6), public=True)
+    setting.objective.beside = copies_on(setting.objective, [ALSO] * devices)
+    told: list[float] = []
+    seen.clear()
+    assert trained(setting, range(6), public=True, ways=Ways(told=told.append)) == alone
+    assert trained(setting, [4, 2], public=True) == [alone[4], alone[2]]
+    used = [setting.objective, *setting.objective.beside]
+    assert [one in seen for one in used] == [True] * min(len(used), 6) + [False] * (len(used) - 6)
+    assert told == sorted(told)
+    assert told[-1] == len(SIZES)
+
+
+@pytest.mark.nightly
+def test_each_has_its_own_model(seen: dict[Objective, int]) -> None:
+    """Each device has its own model: tensors that are loaded into one model do not change trainings on the others."""
+    setting = wide()
+    setting.objective.beside = copies_on(setting.objective, [ALSO])
+    before = trained(setting, range(2), public=True)
+    with torch.no_grad():
+        for parameter in setting.objective.beside[0].model.parameters():
+            parameter.mul_(1.5)
+    setting.objective.forget_parameters()  # by hand, as between runs, and not by a pass
+    moved = [one != other for one, other in zip(trained(setting, range(2), public=True), before, strict=True)]
+    assert sum(moved) == 1
+
+
+def test_results_are_those_of_one_after_the_other() -> None:
+    setting, ways = wide(), Ways()
+    setting.objective.beside = copies_on(setting.objective, [ALSO])
+    together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.1), ways)
+    assert [trial.copies for trial in ways.trials.values()] == [True]
+    require_equal(together, alone)
+
+
+@pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
+def test_a_private_run_on_two_devices(
+    unit: str,
+    small_model: Path,
+    small_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seen: dict[Objective, int],
+) -> None:
+    """Without dropout, which is drawn for each pass and not for each client."""
+    still = shutil.copytree(small_model, tmp_path / "still")
+    known = json.loads((still / "config.json").read_text())
+    known |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (still / "config.json").write_text(json.dumps(known))
+    files = [f"model.name={still}", f"data.train={small_data}/train.jsonl", f"data.test={small_data}/test.jsonl"]
+
+    def final(devices: list[torch.device]) -> bytes:
+        monkeypatch.setattr(assembly, "find_devices", lambda names: devices)
+        settings = [f"privacy.unit={unit}", "privacy.noise_multiplier=1", "privacy.delta=0.01", "evaluation.phantoms=0"]
+        config = RunConfig.load(None, [*settings, *files, "federation.clients=4", "federation.rounds=1"])
+        return Federation(config, entropy=SeededEntropy(0)).run().state.tensors.to_bytes()
+
+    alone = final([CPU])
+    seen.clear()
+    assert final([CPU, ALSO]) == alone
+    assert sum(one.device == ALSO for one in seen) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_round_on_two_gpus(small_model: Path, small_data: Path, seen: dict[Objective, int]) -> None:
+    files = [f"model.name={small_model}", f"data.train={small_data}/train.jsonl", f"data.test={small_data}/test.jsonl"]
+    config = RunConfig.load(None, [*files, "model.device=cuda:0,cuda:1", "federation.clients=4", "federation.rounds=1"])
+    Federation(config).run()
+    assert {objective.device for objective in seen} == {torch.device("cuda:0"), torch.device("cuda:1")}

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from secure_fed.commands import cli
 from secure_fed.report import progress
+from tests.cells import every
+from tests.secure_fed.conftest import Ran, Refuses
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
-Told = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Runs `secure-fed compare`; returns its exit status, standard output and standard error."""
+def told(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """Runs `secure-fed compare`."""
     monkeypatch.setenv("COLUMNS", "100")
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            status = cli.main(["compare", *map(str, arguments)])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return lambda *arguments: ran("compare", *arguments)
 
 
 @pytest.fixture
@@ -57,7 +45,7 @@ def configs(small_model: Path, small_data: Path, tmp_path: Path) -> tuple[Path, 
     return files
 
 
-def test_a_comparison_is_shown_and_written(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_comparison_is_shown_and_written(told: Ran, configs: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     status, shown, progressed = told(*configs, "--seeds", "3,5", "--out", out, "--target", "0.01")
     assert status == 0
@@ -89,7 +77,7 @@ def test_a_comparison_is_shown_and_written(told: Told, configs: tuple[Path, Path
 
 
 def test_a_comparison_that_is_interrupted_says_how_to_go_on(
-    told: Told, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Ran, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, ended = tmp_path / "out", []
     usual = progress.ConsoleProgress.on_round_end
@@ -110,7 +98,7 @@ def test_a_comparison_that_is_interrupted_says_how_to_go_on(
 
 
 def test_without_a_place_it_goes_under_runs_and_states_the_cost_before_and_after(
-    told: Told, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: Ran, configs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     private = [f"privacy.{setting}" for setting in ("unit=client", "noise_multiplier=2", "epsilon=3", "delta=1e-3")]
@@ -127,41 +115,39 @@ def test_without_a_place_it_goes_under_runs_and_states_the_cost_before_and_after
     assert "1 private run will cost at most epsilon 3 (delta 0.001)" in progressed.splitlines()[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--seeds", "0,x"], "--seeds is '0,x'"),
-        (["--seeds", ""], "--seeds is ''"),
-        (["--seeds", "0,0"], "seed 0 is named twice"),
-        (["--seeds", "-1"], "federation.seed is -1"),
-        (["--target", "80"], "target accuracy is 80"),
-        (["--set", "method.rank=x"], "method.rank"),
-        (["--set", "federation.seed=7"], "--set federation.seed has no effect, since --seeds replaces it"),
-        (["--set", "method.sketch=3"], "method.sketch = 3 has no effect"),
-    ],
-)
-def test_refusals(told: Told, configs: tuple[Path, Path], options: list[str], said: str, tmp_path: Path) -> None:
-    status, out, error = told(*configs, *options, "--out", tmp_path / "out")
-    assert (status, out) == (2, "")
-    assert said in error
-    assert not (tmp_path / "out").exists()
+REFUSED = {
+    "--seeds": ("0,x", "", "0,0", "-1"),
+    "--target": ("80",),
+    "--set": ("method.rank=x", "federation.seed=7", "method.sketch=3"),
+}
 
 
-def test_two_files_of_one_name_and_one_that_is_none(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+@every("option", [f"{name}={value}" for name, values in REFUSED.items() for value in values])
+def test_refusals(refuses: Refuses, configs: tuple[Path, Path], option: str) -> None:
+    out = configs[0].parent / "out"
+    refuses("compare", *configs, option, "--out", out)
+    assert not out.exists()
+
+
+def test_two_files_of_one_name_one_that_is_none_and_a_spent_budget(
+    refuses: Refuses, configs: tuple[Path, Path], tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     twin = tmp_path / "other" / "ours.toml"
     twin.write_text(configs[1].read_text())
-    status, _, error = told(*configs, twin, "--out", tmp_path / "out")
-    assert (status, "two configurations are called 'ours'" in error) == (2, True)
-    status, _, error = told(configs[0], tmp_path / "none.toml", "--out", tmp_path / "out")
-    assert (status, "none.toml cannot be read" in error) == (2, True)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_budget_that_is_spent_ends_with_3(told: Told, configs: tuple[Path, Path], tmp_path: Path) -> None:
+    refuses("compare", *configs, twin, "--out", tmp_path / "out")
+    refuses("compare", configs[0], tmp_path / "none.toml", "--out", tmp_path / "out")
     settings = ["unit=client", "noise_multiplier=0.5", "epsilon=0.5", "delta=1e-3"]
-    options = [part for setting in settings for part in ("--set", f"privacy.{setting}")]
-    status, _, error = told(configs[0], *options, "--seeds", "0", "--out", tmp_path / "out")
-    assert status == 3
-    assert "privacy.epsilon" in error
+    options = [f"--set=privacy.{setting}" for setting in settings]
+    refuses(
+        "compare",
+        configs[0],
+        *options,
+        "--seeds",
+        "0",
+        "--out",
+        tmp_path / "out",
+        status=3,
+        hide=r"cost epsilon [\d.]+",
+    )
     assert not (tmp_path / "out").exists()

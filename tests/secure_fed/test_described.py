@@ -17,9 +17,10 @@ from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfi
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning import tasks
-from secure_fed.learning.data import sources
 from secure_fed.learning.models import loading
 from secure_fed.learning.models.loading import description_rows, descriptions_in_order
+from tests.cells import chosen, every
+from tests.golden import refused
 
 IDS = torch.tensor([[2, 4, 6, 7, 3], [2, 5, 3, 0, 0]])  # the second text is padded
 NAMES = ("calm", "wild", "other")
@@ -63,46 +64,38 @@ def test_every_description_scores_highest_for_its_own_class_whatever_its_length(
 
 
 def test_descriptions_are_found_by_the_names_of_classes() -> None:
-    assert descriptions_in_order(DESCRIBED, NAMES) == [
-        "quiet",
-        "a wild sea, full of storms",
-        "neither of the two, or no sea",
-    ]
+    found = descriptions_in_order(DESCRIBED, NAMES)
+    assert found == ["quiet", "a wild sea, full of storms", "neither of the two, or no sea"]
     assert descriptions_in_order(["1 = x = y", "0=z"], ["0", "1"]) == ["z", "x = y"]
     assert descriptions_in_order(["Jose\u0301=x"], ["Jos\u00e9"]) == ["x"], "as names in the data are read"
 
 
-@pytest.mark.parametrize(
-    ("descriptions", "said"),
+@every(
+    "descriptions",
     [
-        (["calm=a", "wild=b"], "has none for other; give one for each class"),
-        ([*DESCRIBED, "sea=c"], "has 'sea=c'; give one 'class=description' for each class: calm, wild, other"),
-        ([*DESCRIBED, "calm=again"], "has 'calm=again'; give one"),
-        (["calm=", "wild=b", "other=c"], "has 'calm='; give one"),
-        (["quiet", "a storm", "neither"], "has 'quiet'; give one"),
+        ["calm=a", "wild=b"],
+        [*DESCRIBED, "sea=c"],
+        [*DESCRIBED, "calm=again"],
+        ["calm=", "wild=b", "other=c"],
+        ["quiet", "a storm", "neither"],
     ],
 )
-def test_every_class_needs_one_description(descriptions: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=f"^model.descriptions {said}"):
+def test_every_class_needs_one_description(descriptions: list[str]) -> None:
+    with refused(ConfigError, "model.descriptions"):
         descriptions_in_order(descriptions, NAMES)
 
 
-def test_they_need_a_head_that_reads_the_mean() -> None:
-    with pytest.raises(ConfigError, match=r"model\.descriptions .* needs .*model\.pooling = 'mean'"):
-        RunConfig.load(None, ['model.descriptions=["0=a", "1=b"]'])
+@every("override", ['model.descriptions=["0=a", "1=b"]', "model.train_head=false"])
+def test_they_need_a_head_that_reads_the_mean_and_a_fixed_head_needs_them(override: str) -> None:
+    with refused(ConfigError, override.partition("=")[0]):
+        RunConfig.load(None, [override])
 
 
 def settings(model: Path, data: Path, *more: str) -> RunConfig:
     files = [f"model.name={model}", f"data.train={data / 'train.jsonl'}", f"data.test={data / 'test.jsonl'}"]
     small = ["model.pooling=mean", "model.max_length=32", "federation.clients=3", "federation.rounds=1"]
-    config = RunConfig.load(None, [*files, *small])
-    names = (
-        tasks.build(config.data)
-        .classes(sources.of_one_party(tasks.build(config.data), [data / "train.jsonl"], ""))
-        .names
-    )
-    told = tuple(f"{name}={name} and nothing else" for name in names)
-    return config.replace({("model", "descriptions"): told}).override(more)
+    told = tuple(f"{name}={name} and nothing else" for name in ("calm", "wild"))
+    return RunConfig.load(None, [*files, *small]).replace({("model", "descriptions"): told}).override(more)
 
 
 def head_of(config: RunConfig, names: Sequence[str]) -> Tensor:
@@ -120,7 +113,7 @@ def test_a_run_trains_the_head_from_them(small_model: Path, small_data: Path, tm
     assert (head - head_of(drawn, names)).abs().max() > 10 * moved
 
 
-@pytest.mark.parametrize("unit", ["none", "example"])
+@pytest.mark.parametrize("unit", chosen(["none", "example"], ["none"]))
 def test_a_fixed_head_stays_and_is_exported(unit: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
     """Neither clients nor server hold a tensor of it; PEFT and transformers, and a resumed run, get it all the same."""
     private = [] if unit == "none" else ["privacy.unit=example", "privacy.epsilon=8", "evaluation.audit_fraction=0"]
@@ -129,9 +122,8 @@ def test_a_fixed_head_stays_and_is_exported(unit: str, small_model: Path, small_
     result = Federation(config).run(tmp_path / "run")
     assert result.state.tensors.keys()
     assert not [name for name in result.state.tensors if "classifier" in name]
-    resumed = Federation(config.override(["federation.rounds=2"])) if not private else None
-    if resumed is not None:
-        resumed.run(tmp_path / "run", resume=True)
+    if not private:
+        Federation(config.override(["federation.rounds=2"])).run(tmp_path / "run", resume=True)
     done = load_run(tmp_path / "run")
     want = head_of(config, done.label_names)
     assert torch.equal(done.model.get_parameter("classifier.weight"), want)
@@ -148,10 +140,8 @@ def outputs(model: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("method", ["head", "bitfit", "fedft"])
-def test_a_fixed_head_needs_a_lora_adapter(method: str, small_model: Path, small_data: Path, tmp_path: Path) -> None:
+@every("method", ["head", "bitfit", "fedft"])
+def test_a_fixed_head_needs_a_lora_adapter(method: str, small_model: Path, small_data: Path) -> None:
     config = settings(small_model, small_data, "model.train_head=false", f"method.name={method}")
-    with pytest.raises(ConfigError, match=rf"^model\.train_head is false, and {method} trains no LoRA adapter"):
-        Federation(config).run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"model\.train_head .* needs model\.descriptions"):
-        RunConfig.load(None, ["model.train_head=false"])
+    with refused(ConfigError, "model.train_head"):
+        Federation(config).run()

@@ -12,6 +12,7 @@ import pytest
 from secure_fed.errors import StorageError
 from secure_fed.runs import durable
 from secure_fed.runs.durable import atomic_write, clear_parts, part_of
+from tests.cells import every
 
 
 def test_of_two_who_write_at_once_each_writes_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def test_a_link_laid_in_the_way_is_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "file").is_symlink()
 
 
-@pytest.mark.parametrize(
+@every(
     ("name", "becomes"),
     [
         ("a.json.0123456789abcdef.part", "a.json"),

@@ -16,44 +16,36 @@ from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from secure_fed import Federation, RunConfig
 from secure_fed.activity import shown_by
-from secure_fed.commands.cli import main
 from secure_fed.export import lm_eval_tasks, trained
+from tests.cells import chosen
 from tests.secure_fed import small_causal
+from tests.secure_fed.conftest import Ran, Refuses
 
-CHOICES = "\n".join(
-    [
-        "task: toy_choice",
-        "dataset_path: json",
-        "dataset_kwargs: {data_files: {test: FILE}}",
-        "test_split: test",
-        "output_type: multiple_choice",
-        'doc_to_text: "{{question}}"',
-        'doc_to_choice: "{{choices}}"',
-        "doc_to_target: right",
-    ]
-)
-WRITTEN = "\n".join(
-    [
-        "task: toy_written",
-        "dataset_path: json",
-        "dataset_kwargs: {data_files: {test: FILE}}",
-        "test_split: test",
-        "output_type: generate_until",
-        'doc_to_text: "{{question}}"',
-        'doc_to_target: "{{answer}}"',
-        "generation_kwargs: {max_gen_toks: 6, until: []}",
-        "metric_list: [{metric: exact_match}]",
-    ]
-)
+CHOICES = """
+task: toy_choice
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: right
+"""
+WRITTEN = """
+task: toy_written
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+generation_kwargs: {max_gen_toks: 6, until: []}
+metric_list: [{metric: exact_match}]
+"""
 Row = dict[str, Any]
+CHOICE = {"choices": ["w3 w4", "w5", "w6 w7 w8"], "answer": "w1"}
 ROWS: list[Row] = [
-    {
-        "question": f"w{row} w{row + 1}" + " w9" * (row % 4),
-        "choices": ["w3 w4", "w5", "w6 w7 w8"],
-        "right": row % 3,
-        "answer": "w1",
-    }
-    for row in range(7)
+    {"question": f"w{row} w{row + 1}" + " w9" * (row % 4), "right": row % 3, **CHOICE} for row in range(7)
 ]
 VIRTUAL, LENGTH = ("prompt_tuning", "prefix_tuning"), 4  # methods with tokens before the text
 
@@ -64,6 +56,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 Run = Callable[..., Path]
+Evaluated = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +87,17 @@ def run(tmp_path_factory: pytest.TempPathFactory, causal: Path) -> Run:
     return made
 
 
+def write(folder: Path, rows: Sequence[Row], *texts: str) -> Path:
+    """Writes the tasks of these descriptions, with these rows, into the folder."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number, text in enumerate(texts):
+        (folder / f"{number}.yaml").write_text(text.replace("FILE", str(folder / "rows.jsonl")))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def own_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tasks")
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    for name, text in (("choice", CHOICES), ("written", WRITTEN)):
-        (folder / f"{name}.yaml").write_text(text.replace("FILE", str(folder / "rows.jsonl")) + "\n")
-    return folder
+    return write(tmp_path_factory.mktemp("tasks"), ROWS, CHOICES, WRITTEN)
 
 
 @pytest.fixture(autouse=True)
@@ -112,14 +109,16 @@ def users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
-def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+@pytest.fixture
+def evaluated(ran: Ran) -> Evaluated:
     """The object that the command prints with --json."""
-    capsys.readouterr()
-    assert main(["evaluate", *map(str, arguments), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    found: dict[str, Any] = json.loads(printed.out)
-    return found
+
+    def figures(*arguments: object) -> dict[str, Any]:
+        status, out, error = ran("evaluate", *arguments, "--json")
+        assert (status, error) == (0, "")
+        return dict(json.loads(out))
+
+    return figures
 
 
 def value(found: dict[str, Any], metric: str, name: str = "value") -> float:
@@ -154,12 +153,12 @@ def written(model: Any, ids: list[int], count: int, stops: Sequence[int]) -> lis
     return found
 
 
-@pytest.mark.parametrize("method", ["fedlora", "federa", *VIRTUAL])
+@pytest.mark.parametrize("method", chosen(["fedlora", "federa", *VIRTUAL], ["federa", "prefix_tuning"]))
 def test_choices_are_those_of_a_loop_over_single_texts(
-    method: str, run: Run, causal: Path, own_tasks: Path, capsys: pytest.CaptureFixture[str]
+    method: str, run: Run, causal: Path, own_tasks: Path, evaluated: Evaluated
 ) -> None:
     out = run(method)
-    found = evaluated(capsys, out, "--tasks", "toy_choice", "--include-path", own_tasks, "--base", "--batch-size", 4)
+    found = evaluated(out, "--tasks", "toy_choice", "--include-path", own_tasks, "--base", "--batch-size", 4)
     assert value(found, "acc") == pytest.approx(share_right(trained.load_run(out).model, causal))
     assert value(found, "acc", "base") == pytest.approx(share_right(GPT2LMHeadModel.from_pretrained(causal), causal))
     assert value(found, "acc", "n") == len(ROWS)
@@ -167,9 +166,9 @@ def test_choices_are_those_of_a_loop_over_single_texts(
     assert (found["model"], found["chat_template"], found["shortened"]) == ("adapter", False, 0)
 
 
-@pytest.mark.parametrize("method", ["fedlora", *VIRTUAL])
+@pytest.mark.parametrize("method", chosen(["fedlora", *VIRTUAL], ["prompt_tuning"]))
 def test_generated_texts_are_those_of_a_loop_without_a_cache(
-    method: str, run: Run, causal: Path, own_tasks: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    method: str, run: Run, causal: Path, own_tasks: Path, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     done = trained.load_run(run(method))
     ids = [done.tokenizer(row["question"])["input_ids"] for row in ROWS]
@@ -178,19 +177,16 @@ def test_generated_texts_are_those_of_a_loop_without_a_cache(
         row | {"answer": answer if at % 2 else "w29"}
         for at, (row, answer) in enumerate(zip(ROWS, answers, strict=True))
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "written.yaml").write_text(WRITTEN.replace("FILE", str(tmp_path / "rows.jsonl")))
-    found = evaluated(capsys, run(method), "--tasks", "toy_written", "--include-path", tmp_path)
+    write(tmp_path, rows, WRITTEN)
+    found = evaluated(run(method), "--tasks", "toy_written", "--include-path", tmp_path)
     assert value(found, "exact_match") == pytest.approx(3 / 7)
 
 
 def test_merged_and_limited_figures(
-    run: Run, causal: Path, own_tasks: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: Run, causal: Path, own_tasks: Path, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     both = ("--tasks", "toy_choice", "toy_written", "--include-path", own_tasks, "--limit", 3)
-    plain, merged = (
-        evaluated(capsys, run(), *both, *more) for more in ((), ("--merged", "--out", tmp_path / "f.json"))
-    )
+    plain, merged = (evaluated(run(), *both, *more) for more in ((), ("--merged", "--out", tmp_path / "f.json")))
     assert merged["model"] == "merged"
     assert [row["value"] for row in merged["figures"]] == [row["value"] for row in plain["figures"]]
     assert [row["n"] for row in merged["figures"]] == [3] * len(merged["figures"])
@@ -199,7 +195,7 @@ def test_merged_and_limited_figures(
 
 
 def test_a_chat_is_asked_by_its_template_and_stops_at_the_end_of_its_turn(
-    run: Run, own_tasks: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    run: Run, own_tasks: Path, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     done = trained.load_run(run(task="chat"))
     over = done.tokenizer.convert_tokens_to_ids("<|over|>")
@@ -211,75 +207,66 @@ def test_a_chat_is_asked_by_its_template_and_stops_at_the_end_of_its_turn(
     own = [written(done.model, list(ids["input_ids"]), 6, [1, over]) for ids in asked]
     assert any(len(tokens) < 6 for tokens in own)
     rows = [row | {"answer": done.tokenizer.decode(ids)} for row, ids in zip(ROWS, own, strict=True)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "written.yaml").write_text(WRITTEN.replace("FILE", str(tmp_path / "rows.jsonl")))
+    write(tmp_path, rows, WRITTEN)
     arguments = (run(task="chat"), "--tasks", "toy_written", "--include-path", tmp_path)
-    found = evaluated(capsys, *arguments)
+    found = evaluated(*arguments)
     assert (found["chat_template"], value(found, "exact_match")) == (True, 1.0)
-    without = evaluated(capsys, *arguments, "--no-apply-chat-template")
+    without = evaluated(*arguments, "--no-apply-chat-template")
     assert (without["chat_template"], value(without, "exact_match") < 1) == (False, True)
 
 
-def test_prompts_that_lose_their_beginning_are_counted(
-    run: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_prompts_that_lose_their_beginning_are_counted(run: Run, evaluated: Evaluated, tmp_path: Path) -> None:
     rows = [row | {"question": row["question"] + " w9" * (40 if at < 2 else 0)} for at, row in enumerate(ROWS)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for name, text, shortened in (("toy_written", WRITTEN, 2), ("toy_choice", CHOICES, 6)):
-        (tmp_path / f"{name}.yaml").write_text(text.replace("FILE", str(tmp_path / "rows.jsonl")))
-        found = evaluated(capsys, run("prompt_tuning"), "--tasks", name, "--include-path", tmp_path)
+    write(tmp_path, rows, WRITTEN, CHOICES)
+    for name, shortened in (("toy_written", 2), ("toy_choice", 6)):
+        found = evaluated(run("prompt_tuning"), "--tasks", name, "--include-path", tmp_path)
         assert (found["shortened"], found["positions"]) == (shortened, 32 - LENGTH)
 
 
-def test_a_person_reads_a_table_and_what_no_guarantee_covers(
-    run: Run, own_tasks: Path, capsys: pytest.CaptureFixture[str]
+def test_a_person_reads_a_table_what_no_guarantee_covers_and_what_is_going_on(
+    run: Run, own_tasks: Path, ran: Ran
 ) -> None:
-    capsys.readouterr()
-    arguments = ["evaluate", str(run()), "--tasks", "toy_choice", "--include-path", str(own_tasks), "--base"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert all(word in printed for word in ("toy_choice", "acc_norm", "stderr", "base", "guarantee"))
+    said: list[str | None] = []
+    arguments = [
+        str(run()),
+        "--tasks",
+        "toy_choice",
+        "toy_written",
+        "--include-path",
+        str(own_tasks),
+        "--batch-size",
+        "4",
+    ]
+    with shown_by(lambda what, began: said.append(what)):
+        status, printed, _ = ran("evaluate", *arguments)
+    assert status == 0
+    assert all(word in printed for word in ("toy_choice", "acc_norm", "stderr", "guarantee"))
+    parts = {part for what in said for part in (what or "").split(", ")}
+    assert {"scoring answers in batches: 2 of 6", "generating answers in batches: 2 of 2"} <= parts
 
 
-Refusal = tuple[list[str], str]
-REFUSED: list[Refusal] = [
-    (["--tasks", "toy_choise"], "did you mean 'toy_choice'"),
-    (["--tasks", "toy_choice", "--limit", "0"], "at least 1"),
-    (["--tasks", "toy_choice", "--batch-size", "0"], "at least 1"),
-    (["--tasks", "toy_choice", "--num-fewshot", "-1"], "at least 0"),
-    (["--tasks", "toy_choice", "--out", "figures.csv"], ".json"),
-    (["--tasks", "toy_choice", "--out", "nowhere/figures.json"], "no folder"),
-    (["--tasks", "toy_fixed", "--num-fewshot", "2"], "no effect"),
-    (["--tasks", "toy_absent"], "cannot read the data"),
-]
+REFUSED = """
+toy_choise
+toy_choice --limit 0
+toy_choice --batch-size 0
+toy_choice --num-fewshot -1
+toy_choice --out figures.csv
+toy_choice --out nowhere/figures.json
+toy_fixed --num-fewshot 2
+toy_absent
+"""
 
 
-@pytest.mark.parametrize(("arguments", "said"), REFUSED)
 def test_what_cannot_be_measured_is_refused_before_the_model_is_loaded(
-    arguments: list[str],
-    said: str,
-    run: Run,
-    own_tasks: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, tmp_path: Path, refuses: Refuses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unexpected(*_: Any, **__: Any) -> None:
-        raise AssertionError("the model was loaded")
-
-    rows = str(own_tasks / "rows.jsonl")
-    (tmp_path / "fixed.yaml").write_text(
-        CHOICES.replace("FILE", rows).replace("toy_choice", "toy_fixed") + "\nnum_fewshot: 0\n"
-    )
-    (tmp_path / "absent.yaml").write_text(CHOICES.replace("FILE", "nowhere.jsonl").replace("toy_choice", "toy_absent"))
-    (tmp_path / "choice.yaml").write_text(CHOICES.replace("FILE", rows))
-    monkeypatch.setattr(trained, "load_run", unexpected)
+    fixed = CHOICES.replace("toy_choice", "toy_fixed") + "num_fewshot: 0"
+    absent = CHOICES.replace("FILE", "nowhere.jsonl").replace("toy_choice", "toy_absent")
+    write(tmp_path, ROWS, CHOICES, fixed, absent)
+    monkeypatch.setattr(trained, "load_run", lambda *_, **__: pytest.fail("the model was loaded"))
     _only_own_tasks(monkeypatch)
-    capsys.readouterr()
-    assert main(["evaluate", str(run()), *arguments, "--include-path", str(tmp_path)]) == 2
-    printed = capsys.readouterr().err
-    assert said in printed
-    assert printed.count("\n") == 1
+    for arguments in REFUSED.strip().splitlines():
+        refuses("evaluate", run(), "--tasks", *arguments.split(), "--include-path", tmp_path, hide=r"\(.*?\)")
 
 
 def _only_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,70 +277,32 @@ def _only_own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "TaskManager", lambda **named: whole(**named | {"include_defaults": False}))
 
 
-def test_a_task_file_that_fails_later_is_named(run: Run, own_tasks: Path, tmp_path: Path, capsys: Any) -> None:
-    wrong = CHOICES.replace("FILE", str(own_tasks / "rows.jsonl")).replace("{{question}}", "{{quest.ion}}")
-    (tmp_path / "wrong.yaml").write_text(wrong)
-    capsys.readouterr()
-    assert main(["evaluate", str(run()), "--tasks", "toy_choice", "--include-path", str(tmp_path)]) == 2
-    assert "toy_choice" in capsys.readouterr().err
+def test_a_task_file_that_fails_later_is_named(run: Run, tmp_path: Path, refuses: Refuses) -> None:
+    write(tmp_path, ROWS, CHOICES.replace("{{question}}", "{{quest.ion}}"))
+    refuses("evaluate", run(), "--tasks", "toy_choice", "--include-path", tmp_path, hide=r"\(.*?\)")
 
 
-def test_what_is_going_on_is_said(run: Run, own_tasks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[str | None] = []
-    with shown_by(lambda what, began: said.append(what)):
-        evaluated(capsys, run(), "--tasks", "toy_choice", "toy_written", "--include-path", own_tasks, "--batch-size", 4)
-    parts = {part for what in said for part in (what or "").split(", ")}
-    assert {"scoring answers in batches: 2 of 6", "generating answers in batches: 2 of 2"} <= parts
-
-
-def test_runs_without_a_language_model_or_with_one_of_a_program_are_refused(
-    small_model: Path, small_data: Path, causal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_without_a_language_model_is_refused(
+    small_model: Path, small_data: Path, tmp_path: Path, refuses: Refuses
 ) -> None:
     tables = {"model": {"name": str(small_model)}, "data": {"train": str(small_data / "train.jsonl")}}
     Federation(RunConfig.from_dict(tables | {"federation": {"clients": 2, "rounds": 1}})).run(tmp_path / "labels")
-    model = GPT2LMHeadModel.from_pretrained(causal)
-    examples = [{"input_ids": torch.tensor([1, 2, 3]), "labels": 1}] * 4
-    config = RunConfig.from_dict({"federation": {"rounds": 1}})
-    Federation(
-        config,
-        model=model,
-        train=[examples, examples],
-        test=examples,
-        metrics=lambda one, batches: {"loss": 1.0},
-        loss=lambda one, batch: one(input_ids=batch["input_ids"]).logits.mean((1, 2)),
-    ).run(tmp_path / "own")
-    for name, said in (("labels", "language model"), ("own", "given in Python")):
-        capsys.readouterr()
-        assert main(["evaluate", str(tmp_path / name), "--tasks", "toy_choice"]) == 2
-        assert said in capsys.readouterr().err
+    refuses("evaluate", tmp_path / "labels", "--tasks", "toy_choice")
 
 
-def test_the_missing_extra_is_named(
-    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_missing_extra_is_named(run: Run, refuses: Refuses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval_tasks, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert main(["evaluate", str(run()), "--tasks", "toy_choice"]) == 2
-    assert "pip install 'secure-fed[evaluate]'" in capsys.readouterr().err
-
-
-def test_help_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["evaluate", "--help"])
-    assert len(capsys.readouterr().out.splitlines()) <= 40
+    refuses("evaluate", run(), "--tasks", "toy_choice")
 
 
 def test_the_tasks_of_a_group_have_a_figure_each(
-    run: Run, own_tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, own_tasks: Path, tmp_path: Path, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _only_own_tasks(monkeypatch)
-    rows = str(own_tasks / "rows.jsonl")
-    for name in ("first", "second"):
-        (tmp_path / f"{name}.yaml").write_text(CHOICES.replace("FILE", rows).replace("toy_choice", name))
-    (tmp_path / "both.yaml").write_text(
-        "group: both\ntask: [first, second]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
-    )
-    found = evaluated(capsys, run(), "--tasks", "both", "--include-path", tmp_path, "--base")
+    both = "group: both\ntask: [first, second]\naggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
+    write(tmp_path, ROWS, both, *(CHOICES.replace("toy_choice", name) for name in ("first", "second")))
+    found = evaluated(run(), "--tasks", "both", "--include-path", tmp_path, "--base")
     figures = {(row["task"], row["metric"]): row for row in found["figures"]}
     assert {task for task, _ in figures} == {"both", "first", "second"}
     assert figures["both", "acc"]["n"] == 2 * len(ROWS)

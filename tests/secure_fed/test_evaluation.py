@@ -1,29 +1,102 @@
-"""Metrics over a test set and clients, agreement of answers with references, the best model, and the end of a run that stalls.
+"""Losses, metrics and agreement of answers, the best model, and the end of a run that stalls.
 
-Agreement is compared with cases worked out by hand and with figures of another implementation.
+Classification is compared with scikit-learn and PyTorch, agreement with cases worked out by hand and with figures of another
+implementation.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from secure_fed.commands.cli import main
-from secure_fed.errors import ConfigError
+from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning.evaluation import agreement, evaluate, exact_match, picked, rouge_l
 from secure_fed.learning.tasks import classification
 from secure_fed.runs.evaluation import across_clients, best, stalled
 from secure_fed.runs.store import read_best, read_records
+from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed import toys
+from tests.secure_fed.conftest import Refuses
 
 CPU = torch.device("cpu")
+
+
+class Told(nn.Module):
+    """A model that returns the scores in the batch as its logits."""
+
+    def __init__(self, wrap: bool = False) -> None:
+        super().__init__()
+        self.wrap = wrap
+
+    def forward(self, scores: Tensor) -> Any:
+        return SimpleNamespace(logits=scores) if self.wrap else scores
+
+
+def batches(scores: Tensor, labels: Tensor, size: int) -> Iterator[dict[str, Tensor]]:
+    for start in range(0, len(labels), size):
+        yield {"scores": scores[start : start + size], "labels": labels[start : start + size]}
+
+
+def drawn(seed: int, classes: int, labelled: int) -> tuple[Tensor, Tensor]:
+    """Scores and labels of 37 examples, whose labels are among the first `labelled` classes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(37, classes, generator=generator), torch.randint(labelled, (37,), generator=generator)
+
+
+@every("size", [1, 8, 37, 100])
+@every(("classes", "labelled"), [(2, 2), (5, 5), (5, 3), (40, 10)])
+def test_metrics_are_those_of_scikit_learn(classes: int, labelled: int, size: int) -> None:
+    scores, labels = drawn(size + classes, classes, labelled)
+    found = classification.metrics(Told(), batches(scores, labels, size))
+    guess = scores.argmax(1)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, guess))
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, guess, average="macro"))
+    probabilities = scores.double().softmax(1)
+    assert found["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(classes)), rel=1e-5)
+
+
+def test_a_class_that_neither_occurs_nor_is_guessed_counts_for_nothing() -> None:
+    scores = torch.tensor([[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 9.0, 0, 0]])
+    found = classification.metrics(Told(), batches(scores, torch.tensor([0, 1, 0]), 2))
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3) / 2)
+
+
+@every("wrap", [True, False])
+def test_the_loss_is_one_number_an_example(wrap: bool) -> None:
+    scores, labels = drawn(0, 4, 4)
+    losses = classification.loss(Told(wrap), {"scores": scores, "labels": labels})
+    alone = [float(nn.CrossEntropyLoss()(scores[row], labels[row])) for row in range(len(labels))]
+    assert losses.shape == (37,)
+    assert losses.tolist() == pytest.approx(alone, rel=1e-5)
+
+
+def test_half_precision_scores_are_judged_in_single() -> None:
+    scores, labels = drawn(2, 3, 3)
+    half = scores.bfloat16()
+    losses = classification.loss(Told(), {"scores": half, "labels": labels})
+    assert losses.dtype == torch.float32
+    assert torch.equal(losses, classification.loss(Told(), {"scores": half.float(), "labels": labels}))
+
+
+def test_logits_are_read_from_a_dict_and_other_outputs_are_refused_in_one_sentence() -> None:
+    scores, labels = drawn(3, 4, 4)
+    batch: Any = {"scores": scores, "labels": labels}
+    model: Any = {"logits": scores}
+    assert torch.equal(classification.logits(lambda scores: model, batch), scores)  # type: ignore[arg-type]
+    for output in ((scores,), {"hidden": scores}, scores[:, None, :]):
+        with refused(ModelError):
+            classification.logits(lambda scores, output=output: output, batch)  # type: ignore[arg-type, misc]
 
 
 def test_metrics_are_those_of_all_examples_at_once_whatever_the_batches() -> None:
@@ -45,21 +118,21 @@ def test_evaluation_needs_no_gradients_and_no_dropout() -> None:
     assert evaluate(toys.model().train(), toys.examples(1, 7), default_collate, metrics, 3, CPU) == {"examples": 7.0}
 
 
-@pytest.mark.parametrize(("clients", "worst"), [(1, 0.0), (9, 0.0), (20, 0.5), (25, 0.5), (30, 1.0)])
+@every(("clients", "worst"), [(1, 0.0), (9, 0.0), (20, 0.5), (25, 0.5), (30, 1.0)])
 def test_worst_decile_is_the_mean_of_the_worst_tenth(clients: int, worst: float) -> None:
     found = across_clients([{"accuracy": float(rank)} for rank in reversed(range(clients))], "accuracy")
     assert found == {"mean": (clients - 1) / 2, "worst_decile": worst}
 
 
 def test_metrics_that_lack_the_compared_one_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.per_client compares clients by 'accuracy'"):
+    with refused(ConfigError, "evaluation.per_client"):
         across_clients([{"accuracy": 1.0}, {"error": 0.5}], "accuracy")
 
 
 GSM8K = "#### (.*)"
 
 
-@pytest.mark.parametrize(
+@every(
     ("answer", "reference", "pattern", "expected"),
     [
         ("Paris", " paris\n", "", 1),
@@ -87,7 +160,7 @@ def test_a_pattern_picks_its_first_group_or_its_match() -> None:
     assert picked("a", "") == "a"
 
 
-@pytest.mark.parametrize(
+@every(
     ("answer", "reference", "expected"),
     [
         ("the cat was found under the bed", "the cat was under the bed", 0.923076923076923),
@@ -103,19 +176,6 @@ def test_rouge_l_is_that_of_the_library_rouge_score(answer: str, reference: str,
     """Figures of rouge-score 0.1.2 (fmeasure, no stemmer)."""
     assert rouge_l(answer, reference) == pytest.approx(expected)
     assert agreement("rouge_l")(answer, reference) == pytest.approx(expected)
-
-
-def longest(one: Sequence[str], other: Sequence[str]) -> int:
-    """By trying all subsequences."""
-    everywhere = [{*itertools.combinations(words, size)} for words in (one, other) for size in range(len(one) + 1)]
-    half = len(everywhere) // 2
-    return max(size for size in range(half) if everywhere[size] & everywhere[half + size])
-
-
-def test_rouge_l_counts_the_longest_common_subsequence() -> None:
-    for one in itertools.product("abc", repeat=4):
-        for other in (("a", "b", "c", "a"), ("c", "c", "a", "b"), ("b", "b", "b", "b")):
-            assert rouge_l(" ".join(one), " ".join(other)) == pytest.approx(longest(one, other) / 4)
 
 
 def test_rouge_l_reads_words_of_every_script() -> None:
@@ -148,7 +208,7 @@ def test_the_best_is_the_first_of_the_highest_accuracy_or_of_the_least_loss() ->
     assert chosen(rounds(2.0, 0.5, float("nan"), 0.7, name="loss")) == 2
 
 
-@pytest.mark.parametrize("task", ["tokens", "question_answering"])
+@every("task", ["tokens", "question_answering"])
 def test_entities_and_answers_are_chosen_by_f1(task: str) -> None:
     records = [one | {"f1": f1} for one, f1 in zip(rounds(0.95, 0.97, 0.9, 0.96), (0.0, 0.1, 0.5, 0.4), strict=True)]
     assert chosen(records, task) == 3
@@ -230,10 +290,10 @@ def test_a_spent_budget_ends_with_an_evaluation_that_is_kept_and_recorded(tmp_pa
 
 
 def test_what_is_no_choice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"keep_best keeps the shared model, and method\.personal"):
+    with refused(ConfigError, "evaluation.keep_best"):
         toys.federation({"evaluation.keep_best": True, "method.personal": "head"})
     wordless = toys.federation({"evaluation.patience": 2}, metrics=lambda model, batches: {"score": 1.0})
-    with pytest.raises(ConfigError, match="needs accuracy or loss, and the evaluation has neither"):
+    with refused(ConfigError, "evaluation.patience"):
         wordless.run()
     toys.federation().run(tmp_path / "run")
     assert read_best(tmp_path / "run") is None
@@ -244,33 +304,26 @@ PRIVATE = ["--set", "privacy.unit=client", "--set", "privacy.noise_multiplier=1"
 
 @pytest.mark.nightly
 def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_protected_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, refuses: Refuses
 ) -> None:
     rows = [{"text": f"word {n}", "label": n % 2, "who": f"c{n % 8}"} for n in range(40)]
     (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = ["--set", f"data.train={tmp_path / 'own.jsonl'}", "--set", "data.client=who", "--set", "federation.rounds=2"]
     run = ["train", *own, *PRIVATE, "--set", "evaluation.patience=1", "--out", str(tmp_path / "run")]
-    assert main(run) == 2
-    assert (
-        "evaluation.patience chooses by the test rows, which were held out of the protected rows"
-        in capsys.readouterr().err
-    )
+    refuses(*run)
     assert main([*run, "--set", f"data.test={tmp_path / 'own.jsonl'}"]) == 0
 
 
-def test_the_best_is_exported_and_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(tmp_path / "run")
-    few = [
-        "data.examples=80",
-        "data.test_examples=20",
-        "federation.rounds=2",
-        "federation.clients=4",
-        "evaluation.keep_best=true",
-    ]
-    assert main(["train", *(part for setting in few for part in ("--set", setting)), "--out", run]) == 0
-    assert main(["export", run, str(tmp_path / "best"), "--best"]) == 0
+def test_the_best_is_exported_and_predicts(
+    small_model: Path, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, files = tmp_path / "run", [f"data.{split}={small_data / split}.jsonl" for split in ("train", "test")]
+    few = ["federation.rounds=2", "federation.clients=4", "evaluation.keep_best=true"]
+    settings = [f"--set={one}" for one in (f"model.name={small_model}", *files, *few)]
+    assert main(["train", *settings, "--out", str(run)]) == 0
+    assert main(["export", str(run), str(tmp_path / "best"), "--best"]) == 0
     assert (tmp_path / "best" / "adapter_config.json").exists()
     (tmp_path / "texts.txt").write_text("one note\n")
     capsys.readouterr()
-    assert main(["predict", run, str(tmp_path / "texts.txt"), "--best"]) == 0
+    assert main(["predict", str(run), str(tmp_path / "texts.txt"), "--best"]) == 0
     assert "label" in capsys.readouterr().out

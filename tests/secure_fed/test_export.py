@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import AutoPeftModelForSequenceClassification, PeftModel
+from peft import PeftModel
 from torch import nn
 from transformers import (
     AutoModel,
@@ -35,7 +35,8 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
+from tests.golden import refused
 from tests.secure_fed import small_models
 
 ROUNDS = 3
@@ -123,9 +124,10 @@ def compare_with_peft(config: RunConfig, architecture: str, out: Path) -> PeftMo
 
 @pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
 def test_peft_knows_every_architecture(architecture: str, tmp_path: Path) -> None:
-    loaded = compare_with_peft(config_of("fedlora"), architecture, tmp_path)
+    """With adapters in all layers, beside heads whose layers are called like layers of the base model ("dense")."""
+    loaded = compare_with_peft(config_of("fedlora", target_modules="all-linear"), architecture, tmp_path)
     want = small_models.logits(loaded)
-    assert equal(small_models.logits(loaded.merge_and_unload()), want)
+    assert torch.allclose(small_models.logits(loaded.merge_and_unload()), want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_peft_computes_the_same_at_the_other_scale(name: str, tmp_path: Path) ->
     compare_with_peft(config_of(name, rslora=True), "bert", tmp_path)
 
 
-@pytest.mark.parametrize("rule", ["fedlora", "ffa_lora", "rolora", "fra_lora"])
+@pytest.mark.parametrize("rule", chosen(["fedlora", "ffa_lora", "rolora", "fra_lora"], ["ffa_lora", "fra_lora"]))
 def test_peft_computes_the_same_by_every_rule(rule: str, tmp_path: Path) -> None:
     compare_with_peft(config_of("federa", rule=rule), "bert", tmp_path)
 
@@ -159,38 +161,27 @@ def test_ranks_that_are_gone_are_not_exported(tmp_path: Path) -> None:
     assert len(set(config["rank_pattern"].values()) - {4}) > 1
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_ranks_of_their_own_keep_the_scale(rslora: bool, tmp_path: Path) -> None:
-    """Layers of ranks one, two and five, a layer without an adapter, and names that end like other names."""
-    model = nested()
-    head = ["head.weight"]
+@every("rslora, ranks", [(False, {"0": 1, "inner.0": 2, "inner.1": 5}), (True, {"0": 1, "inner.1": 5}), (False, {})])
+def test_ranks_of_their_own_keep_the_scale(
+    rslora: bool, ranks: dict[str, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Layers of ranks one, two and five, layers that have lost every rank, and names that end like other names."""
+    model, head, out = nested(), ["head.weight"], tmp_path_factory.mktemp("ranks")
     method = LoraAdapter(2, 8.0, rslora=rslora, target_modules="all-linear")
     method.inject(model, head, 0)
-    generator = torch.Generator().manual_seed(3)
-    ranks = {"0": 1, "inner.0": 2, "inner.1": 5}
+    drawn = torch.Generator().manual_seed(3)
     factors = {
-        name: (torch.randn(rank, 6, generator=generator), torch.randn(6, rank, generator=generator))
+        name: (torch.randn(rank, 6, generator=drawn), torch.randn(6, rank, generator=drawn))
         for name, rank in ranks.items()
     }
     zero = torch.zeros(2, 6)
     start = LoraForm(method, dict.fromkeys(("0", "1", "inner.0", "inner.1"), (zero, zero.T)))
-    fill(tmp_path, model, head, LoraForm(method, factors), start, "")
-    loaded = PeftModel.from_pretrained(nested(), str(tmp_path)).merge_and_unload()
+    fill(out, model, head, LoraForm(method, factors), start, "")
+    loaded = PeftModel.from_pretrained(nested(), str(out)).merge_and_unload()
     scale = 8 / 2**0.5 if rslora else 4
     for name, before in nested().named_parameters():
         change = scale * factors[name[:-7]][1] @ factors[name[:-7]][0] if name[:-7] in factors else 0
         assert torch.allclose(loaded.get_parameter(name), before + change, atol=1e-5), name
-
-
-def test_an_adapter_that_has_lost_every_rank_changes_nothing(tmp_path: Path) -> None:
-    model = nested()
-    method = LoraAdapter(2, target_modules="all-linear")
-    method.inject(model, ["head.weight"], 0)
-    start = LoraForm(method, {name: (torch.ones(2, 6), torch.ones(6, 2)) for name in ("0", "inner.0")})
-    fill(tmp_path, model, ["head.weight"], LoraForm(method, {}), start, "")
-    loaded = PeftModel.from_pretrained(nested(), str(tmp_path)).merge_and_unload()
-    for name, before in nested().named_parameters():
-        assert torch.equal(loaded.get_parameter(name), before)
 
 
 def nested() -> nn.Module:
@@ -202,13 +193,7 @@ def nested() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_targets_among_the_heads_namesakes(architecture: str, tmp_path: Path) -> None:
-    """all-linear, with heads whose layers are called like layers of the base model ("dense")."""
-    compare_with_peft(config_of("fedlora", target_modules="all-linear"), architecture, tmp_path)
-
-
-@pytest.mark.parametrize(("name", "architecture"), sorted(NOWHERE))
+@every("name, architecture", sorted(NOWHERE))
 def test_where_a_method_has_no_place_it_says_so(name: str, architecture: str) -> None:
     model = small_models.make(architecture)
     with pytest.raises(MethodError):
@@ -264,34 +249,15 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
         assert fact in readme
     names = json.loads((tmp_path / "out" / "labels.json").read_text())
     assert names == ["a", "b | c", "d"]
-    shown = [line[2:] for line in readme.splitlines() if line.startswith(("# names", "# labels"))]
     scope: dict[str, Any] = {"json": json}
-    exec("\n".join(shown).replace("path/to/this/folder", str(tmp_path / "out")), scope)
-    labels = scope["labels"]
-    loaded = AutoPeftModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), **labels)
-    assert equal(small_models.logits(loaded), small_models.logits(model))
-    assert loaded.config.id2label == {0: "a", 1: "b | c", 2: "d"}
-    assert loaded.config.label2id == {"a": 0, "b | c": 1, "d": 2}
-    inside = AutoModelForSequenceClassification.from_pretrained(
-        str(tmp_path / "out"), **labels
-    )  # PEFT inside transformers
-    assert equal(small_models.logits(inside), small_models.logits(model))
-    assert inside.config.id2label == loaded.config.id2label
-
-
-def test_the_use_shown_in_the_readme_works(tmp_path: Path) -> None:
-    model = small_models.make("llama")
-    base_folder = saved_base(model, tmp_path / "base")
-    said = {"label_names": ("no", "maybe", "yes"), "pad_token_id": 0}
-    write_adapter(
-        tmp_path / "out", adapted(config_of("fra_lora"), model, small_models.head_of(model), base_folder, **said)
-    )
-    code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    scope: dict[str, nn.Module] = {}
-    exec(code.replace("path/to/this/folder", str(tmp_path / "out")), scope)
-    assert equal(small_models.logits(scope["model"]), small_models.logits(model))
-    assert scope["model"].config.id2label[1] == "maybe"  # type: ignore[union-attr, index]
-    assert scope["model"].config.label2id == {"no": 0, "maybe": 1, "yes": 2}  # type: ignore[union-attr]
+    code = readme.split("```python\n")[1].split("```")[0]
+    shown = [line[2:] for line in readme.splitlines() if line.startswith(("# names", "# labels"))]
+    exec("\n".join([code, *shown]).replace("path/to/this/folder", str(tmp_path / "out")), scope)
+    inside = AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), **scope["labels"])  # PEFT in it
+    for loaded in (scope["model"], inside):
+        assert equal(small_models.logits(loaded), small_models.logits(model))
+        assert loaded.config.id2label == {0: "a", 1: "b | c", 2: "d"}
+        assert loaded.config.label2id == {"a": 0, "b | c": 1, "d": 2}
 
 
 @pytest.mark.parametrize("name", ["fra_lora", "prompt_tuning"])
@@ -325,13 +291,14 @@ def test_merged_needs_nothing_of_ours(name: str, architecture: str, tmp_path: Pa
     AutoModel.from_pretrained(tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if name not in SELECTIVE])
-def test_what_cannot_be_merged_is_refused(name: str, tmp_path: Path) -> None:
+@every("name", [name for name in OTHERS if name not in SELECTIVE])
+def test_what_cannot_be_merged_is_refused(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     model = small_models.make("bert")
     exported = adapted(config_of(name), model, small_models.head_of(model))
-    with pytest.raises(MethodError, match=rf"{name} puts layers into the model that cannot be merged.*load_adapter"):
-        write_merged(tmp_path / "out", exported, small_models.make("bert"))
-    assert list(tmp_path.iterdir()) == []
+    folder = tmp_path_factory.mktemp("merged")
+    with refused(MethodError):
+        write_merged(folder / "out", exported, small_models.make("bert"))
+    assert list(folder.iterdir()) == []
 
 
 def numbered(layers: int = 14) -> nn.Sequential:
@@ -350,7 +317,7 @@ def test_a_plain_module(head_layer: int, tmp_path: Path) -> None:
     loaded = PeftModel.from_pretrained(numbered(), str(tmp_path / "out"))
     x = torch.randn(4, 6)
     assert equal(loaded.eval()(x), model.eval()(x))
-    with pytest.raises(ModelError, match="Sequential has no save_pretrained"):
+    with refused(ModelError):
         write_merged(tmp_path / "merged", exported, numbered())
 
 
@@ -420,14 +387,13 @@ def small_export(out: Path) -> None:
     write_adapter(out, adapted(config_of("fedlora", target_modules=("0",)), numbered(2), ["1.weight"]))
 
 
-def test_a_folder_in_use_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_folder_in_use_and_a_place_that_is_none_are_refused_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("kept")
-    with pytest.raises(UsageError, match="out exists and is not an empty folder"):
-        small_export(out)
-    with pytest.raises(UsageError, match=r"mine\.txt exists and is not an empty folder"):
-        small_export(out / "mine.txt")
+    for place in (out, out / "mine.txt", out / "mine.txt" / "below"):
+        with refused(UsageError):
+            small_export(place)
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
     (out / "mine.txt").unlink()
     small_export(out)
@@ -439,12 +405,6 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UsageError, match=r"cannot export to .*out: No space left on device"):
+    with refused(UsageError):
         small_export(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_is_no_folder_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot export to"):
-        small_export(tmp_path / "file" / "out")

@@ -16,6 +16,7 @@ the pool, since no two units may get the same.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +80,7 @@ class CanaryContext:
             raise ConfigError(
                 f"evaluation.canaries = {kind!r} gives examples other labels, which needs a classification task with at "
                 "least two classes; set it to 'none', or with privacy to 'direction'"
-            )
+            ).about("evaluation.canaries", kind, "a classification task")
         return self.classes
 
 
@@ -101,7 +102,7 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
     else:
         raise ConfigError(
             f"evaluation.canaries = {kind!r} is not known; it must be 'none', 'mislabelled', 'rare_token' or 'direction'"
-        )
+        ).about("evaluation.canaries", kind, "none, mislabelled, rare_token or direction")
     return tuple(replace(unit, examples=changed(unit)) for unit in units)
 
 
@@ -120,7 +121,7 @@ def _pointing(unit: Unit, context: CanaryContext) -> list[Any]:
         raise ConfigError(
             "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
             "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
-        )
+        ).about("evaluation.canaries", "direction", "privacy.unit = 'example' or 'group'")
     return [Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))]
 
 
@@ -151,17 +152,15 @@ def rare_tokens(names: Sequence[str], context: CanaryContext) -> dict[str, Token
         raise ConfigError(
             f"evaluation.canaries = 'rare_token' needs a vocabulary, and the model's has {len(ordinary)} ordinary tokens that "
             "are known; set it to 'mislabelled', or to 'none'"
-        )
+        ).about("evaluation.canaries", "rare_token", "a vocabulary")
     several = next(count for count in range(1, 65) if len(rare) ** count >= 2 * len(names))
     chosen: dict[str, Tokens] = {}
     taken: set[Tokens] = set()
     for name in sorted(names):
-        attempt = 0
-        while True:
+        for attempt in itertools.count():
             lots = (draw(len(rare), context.seed, "token", name, attempt, i) for i in range(several))
             if (tokens := tuple(rare[lot] for lot in lots)) not in taken:
                 break
-            attempt += 1
         chosen[name] = tokens
         taken.add(tokens)
     return chosen
@@ -178,7 +177,7 @@ def with_token(
         raise ConfigError(
             "evaluation.canaries = 'rare_token' puts a token into texts, and an example has no 'input_ids', or they are not "
             "one sequence; set it to 'mislabelled', or to 'none'"
-        )
+        ).about("evaluation.canaries", "rare_token", "texts")
     ids = np.array(given)
     free = ~np.isin(ids, sorted(context.special)) & (np.asarray(item.get("attention_mask", np.ones(len(ids)))) != 0)
     if context.classes is not None:
@@ -199,7 +198,7 @@ def _learned(item: Mapping[str, Any], ids: Ids) -> tuple[str, NDArray[np.bool_]]
         raise ConfigError(
             "evaluation.canaries = 'rare_token' is for classification and language modelling, and an example has labels that "
             "are neither a class nor its own tokens; set it to 'none', or with privacy to 'direction'"
-        )
+        ).about("evaluation.canaries", "rare_token", "labels that are a class or tokens")
     return name, np.asarray(labels == ids)
 
 
@@ -217,7 +216,7 @@ def mapping(kind: str, item: Any) -> Mapping[str, Any]:
         raise ConfigError(
             f"evaluation.canaries = {kind!r} is for examples with named parts, but one example is a {type(item).__name__}; "
             "set it to 'none', or with privacy to 'direction'"
-        )
+        ).about("evaluation.canaries", kind, "examples with named parts")
     return item
 
 
@@ -229,7 +228,7 @@ def label_of(item: Mapping[str, Any], classes: int) -> tuple[str, int]:
         raise ConfigError(
             f"evaluation.canaries gives examples other labels, and {item[name]!r:.40} is not one of 0 to {classes - 1}; set it "
             "to 'none', or give labels as whole numbers"
-        )
+        ).about("evaluation.canaries", item[name], f"0 to {classes - 1}")
     return name, int(value)
 
 
@@ -240,7 +239,7 @@ def label_name(item: Mapping[str, Any]) -> str:
         raise ConfigError(
             "evaluation.canaries gives examples other labels, and one has no 'labels'; set it to 'none', or with privacy to "
             "'direction'"
-        )
+        ).about("evaluation.canaries", None, "examples with labels")
     return name
 
 

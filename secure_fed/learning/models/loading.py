@@ -402,10 +402,11 @@ def descriptions_in_order(descriptions: Sequence[str], names: Sequence[str]) -> 
         if name not in names or name in found or not text:
             raise ConfigError(
                 f"model.descriptions has {one!r:.100}; give one 'class=description' for each class: {', '.join(names):.200}"
-            )
+            ).about("model.descriptions", one, "class=description, once for each class")
         found[name] = text
-    if missing := [name for name in names if name not in found]:
-        raise ConfigError(f"model.descriptions has none for {', '.join(missing):.200}; give one for each class")
+    if missing := ", ".join(name for name in names if name not in found):
+        said = f"model.descriptions has none for {missing:.200}; give one for each class"
+        raise ConfigError(said).about("model.descriptions", tuple(descriptions), "one for each class")
     return [found[name] for name in names]
 
 
