@@ -45,9 +45,8 @@ def given(
         ).about(missing[0], None, "given beside the others")
     _check_kinds(model, {"collate": collate, "loss": loss, "metrics": metrics})
     if config.privacy.unit == "group":
-        raise ConfigError(
-            "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
-        ).about("privacy.unit", "group", "another unit with objects of yours")
+        message = "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
+        raise ConfigError(message).about("privacy.unit", "group", "another unit with objects of yours")
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
@@ -99,12 +98,10 @@ def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
 
 def _check_examples(train: Any, test: Any, non_members: Any) -> None:
     """Refuse a `train` that is no list of data sets, a `test` that is no data set, and an empty data set."""
-    if not _numbered(train):
-        message = f"train is a {type(train).__name__}; give a list with one data set per client"
-        raise ConfigError(message).about("train", train, "a list")
-    if isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping):
-        message = f"train is one {type(train).__name__}; give a list with one data set per client"
-        raise ConfigError(message).about("train", train, "a list")
+    single = _numbered(train) and isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping)
+    if single or not _numbered(train):
+        what = f"train is {'one' if single else 'a'} {type(train).__name__}"
+        raise ConfigError(f"{what}; give a list with one data set per client").about("train", train, "a list")
     asked = [train[0]] if is_lazy(train) else train
     others = [] if non_members is None else [("non_members", non_members)]
     for name, examples in [
@@ -177,9 +174,8 @@ def _check_settings(config: RunConfig, clients: int) -> None:
     for section in ("model", "data"):
         for name, value in chosen[section].items():
             if name != "device" and value != usual[section][name]:
-                raise ConfigError(
-                    f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
-                ).about(f"{section}.{name}", value, "left out with objects of yours")
+                message = f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
+                raise ConfigError(message).about(f"{section}.{name}", value, "left out with objects of yours")
 
 
 def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:

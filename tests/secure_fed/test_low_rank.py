@@ -120,13 +120,6 @@ def test_of_equally_large_entries_the_first_is_positive() -> None:
     assert found.vt[0, 0] == pytest.approx(-1.0)
 
 
-def test_zero_matrix_keeps_its_rows_and_loses_its_columns() -> None:
-    for zero in (torch.zeros(5, 7), *(LowRank(torch.zeros(5, inner), torch.zeros(inner, 7)) for inner in (2, 0))):
-        b, a = balanced(truncated(zero, 3))
-        assert not b.any()
-        assert torch.allclose(a @ a.T, torch.eye(3, dtype=torch.float64), atol=1e-12)
-
-
 def test_balanced_shares_the_size() -> None:
     b, a = balanced(truncated(product(8, 6, 3, seed=1), 3))
     assert torch.allclose(b.T @ b, a @ a.T, atol=1e-10)
