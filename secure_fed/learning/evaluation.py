@@ -54,7 +54,8 @@ def evaluate(
     try:
         return {str(name): float(value) for name, value in given.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"metrics must give a dict of names and numbers, and gave {given!r:.80}") from error
+        message = f"metrics must give a dict of names and numbers, and gave {given!r:.80}"
+        raise ConfigError(message).about("metrics", given, "a dict of names and numbers") from error
 
 
 @dataclass(frozen=True)

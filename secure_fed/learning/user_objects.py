@@ -42,12 +42,11 @@ def given(
         missing = [name for name, part in (("model", model), ("train", train), ("test", test)) if part is None]
         raise ConfigError(
             f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
-        )
+        ).about(missing[0], None, "given beside the others")
     _check_kinds(model, {"collate": collate, "loss": loss, "metrics": metrics})
     if config.privacy.unit == "group":
-        raise ConfigError(
-            "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
-        )
+        message = "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
+        raise ConfigError(message).about("privacy.unit", "group", "another unit with objects of yours")
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
@@ -91,18 +90,18 @@ def _check_kinds(model: object, functions: Mapping[str, object]) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model is a {type(model).__name__}; give a torch module, or a model's name as model.name and no objects of yours"
-        )
+        ).about("model", model, "a torch module")
     for name, one in functions.items():
         if one is not None and not callable(one):
-            raise ConfigError(f"{name} is a {type(one).__name__}; give a function")
+            raise ConfigError(f"{name} is a {type(one).__name__}; give a function").about(name, one, "a function")
 
 
 def _check_examples(train: Any, test: Any, non_members: Any) -> None:
     """Refuse a `train` that is no list of data sets, a `test` that is no data set, and an empty data set."""
-    if not _numbered(train):
-        raise ConfigError(f"train is a {type(train).__name__}; give a list with one data set per client")
-    if isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping):
-        raise ConfigError(f"train is one {type(train).__name__}; give a list with one data set per client")
+    single = _numbered(train) and isinstance(train, Dataset) and isinstance(train[0], tuple | Mapping)
+    if single or not _numbered(train):
+        what = f"train is {'one' if single else 'a'} {type(train).__name__}"
+        raise ConfigError(f"{what}; give a list with one data set per client").about("train", train, "a list")
     asked = [train[0]] if is_lazy(train) else train
     others = [] if non_members is None else [("non_members", non_members)]
     for name, examples in [
@@ -113,7 +112,7 @@ def _check_examples(train: Any, test: Any, non_members: Any) -> None:
         if not _numbered(examples):
             raise ConfigError(
                 f"{name} is a {type(examples).__name__}; give a data set with a length and items by number, such as a list"
-            )
+            ).about(name.rpartition(" ")[2], examples, "a data set")
     if not len(train) or not len(test):
         raise DataError(
             f"Federation was given {len(train)} clients and {len(test)} test examples; both must be at least one"
@@ -166,7 +165,7 @@ def _check_settings(config: RunConfig, clients: int) -> None:
     if config.federation.clients not in (None, clients):
         raise ConfigError(
             f"federation.clients is {config.federation.clients}, but train holds {clients} clients; leave the setting out"
-        )
+        ).about("federation.clients", config.federation.clients, f"{clients}, as in train")
     if config.evaluation.non_members:
         raise ConfigError(
             "evaluation.non_members names files, which have no effect beside objects of yours: give the examples as non_members"
@@ -175,9 +174,8 @@ def _check_settings(config: RunConfig, clients: int) -> None:
     for section in ("model", "data"):
         for name, value in chosen[section].items():
             if name != "device" and value != usual[section][name]:
-                raise ConfigError(
-                    f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
-                )
+                message = f"{section}.{name} = {value!r} has no effect on a model and data of yours: leave it out"
+                raise ConfigError(message).about(f"{section}.{name}", value, "left out with objects of yours")
 
 
 def _default_collate(model: Any, example: Any, *, classifies: bool) -> Collate:
@@ -199,7 +197,7 @@ def _check_task(batch: Any, loss: Loss | None, metrics: Metrics | None) -> None:
             raise ConfigError(
                 f"a batch of your examples is a {type(batch).__name__} without 'labels', which classification needs: "
                 f"give {name}=, or a collate= that makes a dict with 'labels'"
-            )
+            ).about(name, None, "given for batches without 'labels'")
 
 
 def _frozen(model: nn.Module) -> str:

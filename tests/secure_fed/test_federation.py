@@ -1,75 +1,61 @@
-"""A federation of the user's own objects."""
+"""A federation of the user's own objects: data of every kind, callbacks, personal tensors, and what is refused."""
 
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-)
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from secure_fed import Federation, RunConfig
-from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError
+from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError, TrainingError
+from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
 from secure_fed.report.terminal import rows
 from secure_fed.rounds.transport import Recording
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import every
+from tests.cells import chosen, every
+from tests.contracts import runs
+from tests.golden import refused
 from tests.secure_fed import private_toys, small_models, toys
 
 # Data of every kind.
 
 
-def regression_collate(items: Sequence[tuple[Tensor, float]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
-
-
-def regression_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    x, y = batch
-    return (model(x)[:, 0] - y).square()
-
-
-def regression_metrics(model: nn.Module, batches: Any) -> dict[str, float]:
-    errors = torch.cat([regression_loss(model, batch) for batch in batches])
-    return {"rmse": math.sqrt(float(errors.mean()))}
-
-
 def test_tuples_with_a_task_of_ones_own() -> None:
     def items(seed: int, count: int) -> list[tuple[Tensor, float]]:
-        x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
-        return [(row, float(row.sum())) for row in x]
+        return [(item["x"], float(item["x"].sum())) for item in toys.examples(seed, count)]
 
-    result = Federation(
-        toys.config({"federation.rounds": 8, "training.steps": 5}),
-        model=toys.model(),
-        train=[items(client, 20) for client in range(3)],
-        test=items(9, 30),
-        collate=regression_collate,
-        loss=regression_loss,
-        metrics=regression_metrics,
-    ).run()
+    def collate(items: Sequence[tuple[Tensor, float]]) -> tuple[Tensor, Tensor]:
+        return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return (model(x)[:, 0] - y).square()
+
+    def metrics(model: nn.Module, batches: Any) -> dict[str, float]:
+        return {"rmse": math.sqrt(float(torch.cat([loss(model, batch) for batch in batches]).mean()))}
+
+    own: dict[str, Any] = {"collate": collate, "loss": loss, "metrics": metrics}
+    settings = {"federation.rounds": 3, "training.steps": 5, "training.lr": 0.2}
+    result = toys.federation(settings, train=[items(client, 20) for client in range(3)], test=items(9, 30), **own).run()
     assert result.records[-1]["rmse"] < 0.7 * result.records[0]["rmse"]
     assert result.summary["metrics"] == {"rmse": result.records[-1]["rmse"]}
     assert result.summary["accuracy"] is None
     assert result.summary["model"] == "Toy"
     assert result.summary["data"] == "given in Python"
-
-
-UNPROTECTED_OR_NOT = [{}, {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}]
 
 
 class Squares(Dataset[dict[str, Any]]):
@@ -87,56 +73,32 @@ class Squares(Dataset[dict[str, Any]]):
         return self.examples[index]
 
 
-@pytest.mark.parametrize("settings", UNPROTECTED_OR_NOT)
-def test_a_torch_data_set_is_as_good_as_a_list(settings: dict[str, Any]) -> None:
-    sizes = (5, 8, 11)
-    sets = [Squares(client + 1, size) for client, size in enumerate(sizes)]
-    theirs = private_toys.federation(settings, seed=0, train=sets, test=Squares(99, 20)).run()
-    ours = private_toys.federation(settings, seed=0, sizes=sizes).run()
-    assert toys.same(theirs.state.tensors, ours.state.tensors)
-    assert toys.without_time(theirs.records) == toys.without_time(ours.records)
+@pytest.mark.parametrize("unit", chosen(["none", "example"], ["none"]))
+def test_data_sets_of_torch_are_as_good_as_lists(unit: str) -> None:
+    settings = {} if unit == "none" else {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 
-
-@pytest.mark.parametrize("settings", UNPROTECTED_OR_NOT)
-def test_a_tensor_data_set_with_collate_and_loss(settings: dict[str, Any]) -> None:
     def loss(model: nn.Module, batch: list[Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    def tensor_set(seed: int, count: int) -> TensorDataset:
-        examples = toys.examples(seed, count)
-        labels = torch.tensor([example["labels"] for example in examples])
-        return TensorDataset(torch.stack([example["x"] for example in examples]), labels)
+    def tensors(seed: int, count: int) -> TensorDataset:
+        x, labels = zip(*(item.values() for item in toys.examples(seed, count)), strict=True)
+        return TensorDataset(torch.stack(x), torch.tensor(labels))
 
-    sets = [tensor_set(client + 1, size) for client, size in enumerate((5, 8, 11))]
-    result = private_toys.federation(
-        settings,
-        seed=0,
-        train=sets,
-        test=tensor_set(99, 20),
-        loss=loss,
-        metrics=lambda model, batches: {"batches": float(len(list(batches)))},
-    ).run()
-    ours = private_toys.federation(settings, seed=0).run()
-    assert toys.same(result.state.tensors, ours.state.tensors)
+    def run(kind: Callable[[int, int], Any], **own: Any) -> Result:
+        train = [kind(client + 1, size) for client, size in enumerate((5, 8, 11))]
+        return private_toys.federation(settings, seed=0, train=train, test=kind(99, 20), **own).run()
 
-
-def texts(seed: int, count: int) -> list[dict[str, Any]]:
-    """Token ids of unequal lengths; the label says whether a certain token occurs."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for number in range(count):
-        ids = torch.randint(5, 40, (int(torch.randint(3, 12, (), generator=generator)),), generator=generator).tolist()
-        rows.append({"input_ids": [2, *([4] if number % 2 else []), *ids], "labels": number % 2})
-    return rows
+    lists, items = private_toys.federation(settings, seed=0).run(), run(Squares)
+    of_tensors = run(tensors, loss=loss, metrics=lambda model, batches: {"batches": float(len(list(batches)))})
+    assert toys.same(items.state.tensors, lists.state.tensors)
+    assert toys.same(of_tensors.state.tensors, lists.state.tensors)
+    assert toys.without_time(items.records) == toys.without_time(lists.records)
 
 
 def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
-    federation = Federation(
-        toys.config({"method.modules_to_save": [], "federation.rounds": 2}),
-        model=small_models.make("bert"),
-        train=[texts(1, 9), texts(2, 12)],
-        test=texts(3, 10),
-    )
+    own = {"train": [runs.examples(1, 9), runs.examples(2, 12)], "test": runs.examples(3, 10)}
+    config = toys.config({"method.modules_to_save": [], "federation.rounds": 1})
+    federation = Federation(config, model=small_models.make("bert"), **own)
     result = federation.run()
     assert {"accuracy", "macro_f1", "loss"} <= set(result.records[-1])
     trained = [name for name in result.state.tensors if "lora" not in name]
@@ -145,13 +107,8 @@ def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
                for name, parameter in federation.assembly.problem.model.named_parameters())  # fmt: skip
 
 
-_SMALL = {
-    "vocab_size": 40,
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
+_SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
+_SMALL |= {"num_attention_heads": 2, "intermediate_size": 24}
 
 
 @every(
@@ -168,65 +125,37 @@ def test_a_language_model_keeps_its_output_layer(
 ) -> None:
     """As where the configuration names the model, though this layer has embeddings of its own and is large."""
 
-    def of_each(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        scores: Tensor = model(input_ids=batch["input_ids"]).logits
-        return scores.flatten(1).mean(1)
-
-    federation = Federation(
-        toys.config({"method.modules_to_save": saved, "federation.rounds": 1}),
-        model=model(),
-        train=[texts(1, 4), texts(2, 4)],
-        test=texts(3, 4),
-        loss=of_each,
-        metrics=lambda model, batches: {"batches": float(len(list(batches)))},
-    )
-    tensors = federation.run().state.tensors
+    config, data = toys.config({"method.modules_to_save": saved}), runs.examples(1, 4)
+    tensors = Federation(config, model=model(), train=[data, data], test=data).assembly.initial.tensors
     assert {name for name in tensors if "lora" not in name} == expected
 
 
-def test_the_trained_model_is_there_to_use() -> None:
-    federation = toys.federation()
-    result = federation.run()
-    model = federation.load(result.state).eval()
-    labels = torch.tensor([item["labels"] for item in federation.assembly.problem.test])
-    guess = model(torch.stack([item["x"] for item in federation.assembly.problem.test])).argmax(1)
-    assert result.summary["accuracy"] == pytest.approx(float((guess == labels).double().mean()))
+def accuracy(model: nn.Module, items: Sequence[Any]) -> float:
+    x, labels = (torch.stack([torch.as_tensor(item[key]) for item in items]) for key in ("x", "labels"))
+    return float((model.eval()(x).argmax(1) == labels).double().mean())
 
 
 # Callbacks and measurements.
 
 
-class Listener:
-    """Records the calls of a callback, and checks that the run directory already holds the round or the result."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.news: list[tuple[dict[str, Any], State]] = []
-        self.result: Result | None = None
-
-    def on_round_end(self, record: dict[str, Any], state: State) -> None:
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        assert len(lines) == record["round"] == state.round
-        self.news.append((record, state))
-
-    def on_end(self, result: Result) -> None:
-        assert (self.path / "result.json").exists()
-        self.result = result
-
-
 def test_callbacks_hear_of_a_round_once_it_is_safe(tmp_path: Path) -> None:
-    class OnlyRounds:
-        rounds = 0
+    heard: list[tuple[dict[str, Any], State]] = []
+    ended: list[Result] = []
 
-        def on_round_end(self, record: dict[str, Any], state: State) -> None:
-            self.rounds += 1
+    def on_round_end(record: dict[str, Any], state: State) -> None:
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        assert len(lines) == record["round"] == state.round
+        heard.append((record, state))
 
-    listener, half = Listener(tmp_path / "run"), OnlyRounds()
-    result = toys.federation(callbacks=[listener, half]).run(tmp_path / "run")
-    assert [record for record, _ in listener.news] == result.records
-    assert toys.same(listener.news[-1][1].tensors, result.state.tensors)
-    assert listener.result is result
-    assert half.rounds == 3
+    def on_end(result: Result) -> None:
+        assert (tmp_path / "run" / "result.json").exists()
+        ended.append(result)
+
+    both, one = SimpleNamespace(on_round_end=on_round_end, on_end=on_end), SimpleNamespace(on_end=on_end)
+    result = toys.federation(callbacks=[both, one]).run(tmp_path / "run")
+    assert [record for record, _ in heard] == result.records
+    assert toys.same(heard[-1][1].tensors, result.state.tensors)
+    assert [found is result for found in ended] == [True, True]
     assert result.run_dir == tmp_path / "run"
 
 
@@ -235,23 +164,20 @@ def test_clients_are_measured_on_request() -> None:
     federation = toys.federation({"evaluation.per_client": True, "evaluation.every": 2})
     records = federation.run().records
     assert ["clients_accuracy" in record for record in records] == [False, True, True]
-    model = federation.assembly.objective.model.eval()
-    right = []
-    for client in federation.assembly.clients:
-        x, labels = (torch.stack([torch.as_tensor(item[key]) for item in client.examples]) for key in ("x", "labels"))
-        right.append(float((model(x).argmax(1) == labels).double().mean()))
+    model = federation.assembly.objective.model
+    right = [accuracy(model, client.examples) for client in federation.assembly.clients]
     assert records[-1]["clients_accuracy"] == pytest.approx({"mean": sum(right) / 3, "worst_decile": min(right)})
 
 
 def test_comparing_clients_needs_an_accuracy() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.per_client compares clients by 'accuracy'"):
+    with refused(ConfigError, "evaluation.per_client"):
         toys.federation({"evaluation.per_client": True}, metrics=lambda model, batches: {"error": 1.0}).run()
 
 
 # Personal tensors, which stay with their clients.
 
 
-@pytest.mark.parametrize("method", toys.METHODS)
+@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora"]))
 def test_a_personal_head_never_travels_and_differs_between_clients(method: str, tmp_path: Path) -> None:
     settings = {"method.name": method, "method.personal": ["classifier"], "training.steps": 3}
     federation = toys.federation(settings)
@@ -278,62 +204,79 @@ def test_a_client_is_measured_with_its_own_head() -> None:
     def shifted(client: int) -> list[dict[str, Any]]:
         return [item | {"labels": (item["labels"] + client) % 3} for item in toys.examples(client + 1, 40)]
 
-    settings = {"evaluation.per_client": True, "federation.rounds": 15, "training.steps": 5, "evaluation.every": 15}
+    settings = {"evaluation.per_client": True, "federation.rounds": 1, "training.steps": 40}
+    settings |= {"training.batch_size": 16}
     train = [shifted(client) for client in range(3)]
-    accuracy = {
-        personal: toys.federation({**settings, "method.personal": [personal] if personal else []}, train=train)
-        .run()
-        .records[-1]["clients_accuracy"]["mean"]
-        for personal in ("", "classifier")
-    }
-    assert accuracy["classifier"] > accuracy[""] + 0.2
+    shared, own = (
+        toys.federation({**settings, "method.personal": personal}, train=train).run().records[-1]["clients_accuracy"]
+        for personal in ([], ["classifier"])
+    )
+    assert own["mean"] > shared["mean"] + 0.1
 
 
 def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> None:
     """The shared head is untrained. Under privacy it is measured all the same, since no personal model is released."""
-    settings = {"method.personal": ["classifier"], "federation.rounds": 8, "training.steps": 5}
+    settings = {"method.personal": ["classifier"], "federation.rounds": 2, "training.steps": 5, "training.lr": 0.2}
     federation = toys.federation(settings)
     result = federation.run()
-    test = federation.assembly.problem.test
-    x, labels = (torch.stack([torch.as_tensor(item[key]) for item in test]) for key in ("x", "labels"))
 
     def right(tensors: Tensors) -> float:
-        return float((federation.assembly.objective.load(tensors).eval()(x).argmax(1) == labels).double().mean())
+        return accuracy(federation.assembly.objective.load(tensors), federation.assembly.problem.test)
 
     own = [right(result.state.tensors | client.personal) for client in federation.assembly.clients]
     assert result.records[-1]["accuracy"] == pytest.approx(sum(own) / 3)
     assert abs(sum(own) / 3 - right(result.state.tensors)) > 0.05
     assert any("A client's own model" in value for _, value in rows(result.whole))
 
-    private = toys.federation(
-        {**settings, "privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 0.1}
-    )
+    private = toys.federation({**settings, **private_toys.NOISE, "privacy.delta": 0.1})
     state = private.run().state
     assert evaluated(private.assembly, state)["accuracy"] == pytest.approx(right(state.tensors))
 
 
-# Refused objects and settings.
+# Objects that behave as few do.
 
 
-@pytest.mark.parametrize("missing", ["model", "train", "test"])
-def test_a_missing_part_is_named(missing: str) -> None:
-    with pytest.raises(ConfigError, match=rf"but not {missing}; give model, train and test"):
-        toys.federation(**{missing: None})
+@pytest.mark.parametrize("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(float("nan"))])
+def test_any_kind_of_number_is_a_metric(value: Any, tmp_path: Path) -> None:
+    result = toys.federation(metrics=lambda model, batches: {"accuracy": value}).run(tmp_path / "run")
+    accuracy = result.summary["accuracy"]
+    assert accuracy is None if float(value) != float(value) else accuracy == float(value)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"model": "builtin/tiny"}, "model is a str; give a torch module"),
-        ({"callbacks": [print]}, "a callback is a builtin_function_or_method without any of on_"),
-        ({"collate": 3}, "collate is a int; give a function"),
-        ({"callbacks": "abc"}, "callbacks is a str; give a list of objects"),
-        ({"callbacks": object()}, "callbacks is a object; give a list of objects"),
-    ],
-)
-def test_an_object_of_another_kind_is_named(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        toys.federation(**given)
+class Counting(toys.Toy):
+    """A model whose output depends on the number of calls in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return super().forward(x) * (1 + self.calls)
+
+
+def test_what_a_forward_pass_does_to_buffers_reaches_no_other_training() -> None:
+    federation = toys.federation({"federation.rounds": 1}, model=Counting())
+    first, again = federation.run(), federation.run()
+    assert first.records[-1]["loss"] == again.records[-1]["loss"]
+    assert all(torch.equal(first.state.tensors.tensor(n), again.state.tensors.tensor(n)) for n in first.state.tensors)
+
+
+@pytest.mark.nightly
+def test_a_user_may_change_the_model_between_two_runs() -> None:
+    federation = toys.federation({**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, "federation.rounds": 1})
+    federation.run()
+    next(iter(federation.assembly.objective.model.parameters())).data.add_(0.1)
+    assert federation.run().state.round > 0
+
+
+def test_a_named_tuple_moves_as_one() -> None:
+    pair = namedtuple("Pair", ["text", "label"])
+    moved = to_device(pair(torch.zeros(2), torch.ones(2)), torch.device("cpu"))
+    assert isinstance(moved, pair)
+    assert torch.equal(moved.label, torch.ones(2))
 
 
 def test_trials_may_read_a_given_test_set_and_no_rows_held_out_of_private_ones(
@@ -344,74 +287,9 @@ def test_trials_may_read_a_given_test_set_and_no_rows_held_out_of_private_ones(
     assert len(Federation(RunConfig.load(None, own)).assembly.objective.public) == 0
 
 
-def test_one_data_set_is_no_list_of_clients() -> None:
-    rows = TensorDataset(torch.zeros(9, 6), torch.zeros(9, dtype=torch.long))
-    with pytest.raises(ConfigError, match="train is one TensorDataset; give a list with one data set per client"):
-        toys.federation(train=rows)
-
-
-def test_an_empty_client_is_named() -> None:
-    with pytest.raises(DataError, match="client 1 of the 3 in train has no examples; leave it out"):
-        toys.federation(sizes=(4, 0, 3))
-
-
-@pytest.mark.parametrize(
-    "nothing",
-    [{"input_ids": []}, {"input_ids": torch.ones(0)}, {"input_ids": [1, 2], "attention_mask": torch.zeros(2)}],
-    ids=["list", "tensor", "masked"],
-)
-def test_an_example_without_tokens_is_named(nothing: dict[str, Any]) -> None:
-    text = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}
-    with pytest.raises(DataError, match="example 1 of client 1") as refused:
-        Federation(toys.config(), model=small_models.bert(), train=[[text], [text, text | nothing]], test=[text])
-    assert refused.value.setting == "train"
-    Federation(toys.config(), model=small_models.bert(), train=[[text], [text, text]], test=[text])
-
-
-@pytest.mark.parametrize(("part", "fact"), [({"train": []}, "0 clients"), ({"test": []}, "0 test examples")])
-def test_nobody_and_nothing_are_refused(part: dict[str, Any], fact: str) -> None:
-    with pytest.raises(DataError, match=fact):
-        toys.federation(**part)
-
-
-def test_settings_that_contradict_the_objects_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"federation\.clients is 4, but train holds 3 clients"):
-        toys.federation({"federation.clients": 4, "federation.cohort": 2})
-    with pytest.raises(ConfigError, match=r"federation\.cohort is 9, more than the 3 clients"):
-        toys.federation({"federation.cohort": 9})
-
-
-def test_a_head_that_is_not_there_is_refused() -> None:
-    with pytest.raises(MethodError, match=r"method\.modules_to_save names 'head', but the model has no such module"):
-        toys.federation({"method.modules_to_save": ["head"]})
-
-
-def test_a_loss_of_torch_and_a_layer_with_statistics_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"loss is CrossEntropyLoss"):
-        toys.federation(loss=nn.CrossEntropyLoss())
-    model = toys.model()
-    model.dropout = nn.BatchNorm1d(8)  # type: ignore[assignment]
-    with pytest.raises(ModelError, match="layer dropout of the model is BatchNorm1d"):
-        toys.federation(model=model)
-
-
-def test_resuming_needs_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="set out"):
-        toys.federation().run(resume=True)
-    toys.federation().run(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
-        toys.federation().run(tmp_path / "run")
-
-
-def test_resuming_what_never_started_starts(tmp_path: Path) -> None:
-    """A run killed before its first file can be resumed too: in Python, the caller gives all the settings anyway."""
-    resumed = toys.federation().run(tmp_path / "run", resume=True)
-    assert toys.same(resumed.state.tensors, toys.federation().run().state.tensors)
-
-
 def test_a_default_configuration_may_be_left_out() -> None:
     assert RunConfig().federation.rounds == 20
-    federation = Federation(model=small_models.make("bert"), train=[texts(1, 9)], test=texts(2, 5))
+    federation = Federation(model=small_models.make("bert"), train=[runs.examples(1, 9)], test=runs.examples(2, 5))
     settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 1.0}
     steps = {("training", name): value for name, value in settled.items()}
     server = {"server_optimizer": "mean", "server_lr": 1.0, "average_last": 1}
@@ -430,3 +308,114 @@ def test_parameters_that_a_user_froze_are_named_since_the_method_decides() -> No
     assert note.startswith(
         f"1 parameters of the model are frozen, {name} among them, and this has no effect: method.name"
     )
+
+
+# Refused objects and settings.
+
+DATA = toys.examples(1, 6)
+PAIRS = [(item["x"], item["labels"]) for item in DATA]
+TEXT = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}
+
+
+def with_statistics() -> nn.Module:
+    model = toys.model()
+    model.dropout = nn.BatchNorm1d(8)  # type: ignore[assignment]
+    return model
+
+
+# What toys.federation is given, the error and its setting.
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str | None]] = {
+    **{f"no {name}": ({name: None}, ConfigError, name) for name in ("model", "train", "test")},
+    "a model's name": ({"model": "builtin/tiny"}, ConfigError, "model"),
+    "a number for a function": ({"collate": 3}, ConfigError, "collate"),
+    "a loss of torch": ({"loss": nn.CrossEntropyLoss()}, ConfigError, "loss"),
+    "a layer with statistics": ({"model": with_statistics()}, ModelError, None),
+    "a function for a callback": ({"callbacks": [print]}, ConfigError, "callbacks"),
+    "a text for callbacks": ({"callbacks": "abc"}, ConfigError, "callbacks"),
+    "an object for callbacks": ({"callbacks": object()}, ConfigError, "callbacks"),
+    "one data set": ({"train": TensorDataset(torch.zeros(9, 6), torch.zeros(9))}, ConfigError, "train"),
+    "clients by name": ({"train": {"clinic": DATA}}, ConfigError, "train"),
+    "a generator of clients": ({"train": (data for data in [DATA])}, ConfigError, "train"),
+    "examples for clients": ({"train": DATA}, ConfigError, "train"),
+    "an iterator for a client": ({"train": [DATA, iter(DATA)]}, ConfigError, "train"),
+    "a generator of test examples": ({"test": (item for item in DATA)}, ConfigError, "test"),
+    "a loader": ({"test": DataLoader(DATA)}, ConfigError, "test"),  # type: ignore[arg-type]
+    "nobody": ({"train": []}, DataError, None),
+    "nothing": ({"test": []}, DataError, None),
+    "an empty client": ({"sizes": (4, 0, 3)}, DataError, None),
+    "tuples without a loss": ({"train": [PAIRS], "test": PAIRS}, ConfigError, "loss"),
+    "tuples without metrics": (
+        {"train": [PAIRS], "test": PAIRS, "loss": lambda model, batch: model(batch[0]).sum(1)},
+        ConfigError,
+        "metrics",
+    ),
+    "more clients": (
+        {"settings": {"federation.clients": 4, "federation.cohort": 2}},
+        ConfigError,
+        "federation.clients",
+    ),
+    "a larger cohort": ({"settings": {"federation.cohort": 9}}, ConfigError, "federation.cohort"),
+    **{
+        name: ({"settings": {name: value}}, ConfigError, name)
+        for name, value in (
+            ("model.name", "org/model"),
+            ("model.dtype", "bfloat16"),
+            ("data.alpha", 0.5),
+            ("data.examples", 9),
+        )
+    },
+    "a name of the record": ({"metrics": lambda *given: {"accuracy": 0.5, "bytes_up": 9}}, ConfigError, "metrics"),
+    **{
+        f"metrics that are {name}": ({"metrics": lambda *given, value=value: value}, ConfigError, "metrics")
+        for name, value in {
+            "none": None,
+            "a list": [0.5],
+            "a word": {"accuracy": "high"},
+            "a tensor": {"accuracy": torch.zeros(2)},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str) -> None:
+    given, kind, setting = REFUSED[case]
+    with refused(kind, setting):
+        toys.federation(**given).run()
+
+
+def test_a_configuration_is_a_run_config() -> None:
+    with refused(ConfigError, "config"):
+        Federation({"federation": {"rounds": 1}})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [{"input_ids": []}, {"input_ids": torch.ones(0)}, {"input_ids": [1, 2], "attention_mask": torch.zeros(2)}],
+    ids=["list", "tensor", "masked"],
+)
+def test_an_example_without_tokens_is_named(nothing: dict[str, Any]) -> None:
+    with refused(DataError, "train"):
+        Federation(toys.config(), model=small_models.bert(), train=[[TEXT], [TEXT, TEXT | nothing]], test=[TEXT])
+    Federation(toys.config(), model=small_models.bert(), train=[[TEXT], [TEXT, TEXT]], test=[TEXT])
+
+
+@pytest.mark.parametrize("where", ["train", "test"])
+@pytest.mark.parametrize("label", [3, -1])
+def test_a_label_that_is_no_class_of_the_model_is_refused(where: str, label: int) -> None:
+    right = [{"input_ids": [5, 6, 7], "labels": index % 3} for index in range(4)]
+    wrong = [*right[:3], {"input_ids": [5, 6, 7], "labels": label}]
+    data = {"train": [right], "test": right} | {where: [wrong] if where == "train" else wrong}
+    with refused(DataError):
+        Federation(RunConfig(), model=small_models.make("bert"), **data).run()
+
+
+def test_a_directory_is_needed_to_resume() -> None:
+    with refused(RunDirectoryError):
+        toys.federation().run(resume=True)
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
+    with refused(TrainingError):
+        toys.federation({"federation.server_lr": 1e39}).run(tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint.safetensors").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secure_fed.config import DataConfig, RunConfig
@@ -37,11 +37,13 @@ def naive(rows: Divided) -> Any:
     return Counter(bags)
 
 
+@settings(max_examples=60)
 @given(divided, divided)
 def test_digests_are_equal_where_the_units_are(one: Divided, other: Divided) -> None:
     assert (digest(one) == digest(other)) == (naive(one) == naive(other))
 
 
+@settings(max_examples=40)
 @given(divided, st.randoms(use_true_random=False), st.permutations(range(3)))
 def test_neither_order_nor_the_names_of_units_count(rows: Divided, rng: Any, names: list[int]) -> None:
     renamed = [(text, label, names[unit]) for text, label, unit in rows]
@@ -52,27 +54,20 @@ def test_neither_order_nor_the_names_of_units_count(rows: Divided, rng: Any, nam
 @pytest.fixture
 def ward(tmp_path: Path) -> Path:
     """A data file of eight patients with two notes each, at four sites, with two doctors."""
-    rows = [
-        {"text": f"note {n}", "label": "ab"[n % 2], "patient": f"p{n % 8}", "doctor": f"d{n % 2}", "site": f"s{n % 4}"}
-        for n in range(16)
-    ]
+    rows = [{"text": f"note {n}", "label": "ab"[n % 2], "patient": f"p{n % 8}"} for n in range(16)]
+    rows = [row | {"doctor": f"d{n % 2}", "site": f"s{n % 4}"} for n, row in enumerate(rows)]
     path = tmp_path / "ward.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def unit(data: Path, **settings: Any) -> tuple[str, str]:
+def unit(data: Path, **more: Any) -> tuple[str, str]:
     """The unit's name in a ledger, and its digest."""
     usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
-    chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
+    chosen = {**usual, **{name.replace("__", "."): value for name, value in more.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
-    source = sources.load(
-        config.data,
-        tasks.build(config.data),
-        seed=config.federation.seed,
-        group=config.privacy.group_column,
-        unit=config.privacy.unit,
-    )
+    asked = {"group": config.privacy.group_column, "unit": config.privacy.unit}
+    source = sources.load(config.data, tasks.build(config.data), seed=config.federation.seed, **asked)
     units = partition.units(config, source, partition.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
 
@@ -103,18 +98,16 @@ def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path
 
 @pytest.mark.parametrize("protected", ["client", "group", "example"])
 def test_another_seed_holds_out_other_rows_and_makes_no_other_units(ward: Path, protected: str) -> None:
-    settings: dict[str, Any] = {"data__test": "", "data__test_fraction": 0.5, "privacy__unit": protected}
+    more: dict[str, Any] = {"data__test": "", "data__test_fraction": 0.5, "privacy__unit": protected}
     if protected == "client":
-        settings |= {"data__client": "site", "federation__clients": None}
+        more |= {"data__client": "site", "federation__clients": None}
     if protected == "group":
-        settings |= {"privacy__group_column": "patient"}
+        more |= {"privacy__group_column": "patient"}
     seeds = (0, 2, 4)
-    own = DataConfig(train=str(ward), client=settings.get("data__client", ""), test_fraction=0.5)
-    group = settings.get("privacy__group_column", "")
-    assert (
-        len({sources.load(own, tasks.build(own), seed=seed, group=group, unit=protected).train.text for seed in seeds})
-        > 1
-    )
-    held_out = {unit(ward, federation__seed=seed, **settings) for seed in seeds}
-    del settings["data__test"], settings["data__test_fraction"]
-    assert held_out == {unit(ward, **settings)}, "nor does a test set of its own"
+    own = DataConfig(train=str(ward), client=more.get("data__client", ""), test_fraction=0.5)
+    asked = {"group": more.get("privacy__group_column", ""), "unit": protected}
+    loaded = (sources.load(own, tasks.build(own), seed=seed, **asked) for seed in seeds)
+    assert len({one.train.text for one in loaded}) > 1
+    held_out = {unit(ward, federation__seed=seed, **more) for seed in seeds}
+    del more["data__test"], more["data__test_fraction"]
+    assert held_out == {unit(ward, **more)}, "nor does a test set of its own"

@@ -1,4 +1,4 @@
-"""The privacy statement of a run: the same numbers in words and as data, before the run starts and after it has ended."""
+"""The privacy statement of a run: the same numbers in words and as data, before and after it, and in an export's README."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from typing import Any
 import pytest
 
 from privacy import accounting
+from privacy.entropy import SeededEntropy
 from privacy.statement import NOT_COVERED, PROSE, Statement
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import RunDirectoryError
+from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.federation import Federation
+from secure_fed.methods import cards
 from secure_fed.runs import guarantee
-from secure_fed.runs.guarantee import only_masks
+from secure_fed.runs.guarantee import NO_PRIVACY, only_masks
+from tests.cells import chosen
+from tests.golden import golden, refused
 from tests.secure_fed import toys
 from tests.secure_fed.in_turn import BANDED, IN_TURN
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
@@ -24,72 +29,37 @@ from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 Z = {"privacy.noise_multiplier": 1.0}
 LOCAL = {**NOISE, "privacy.noise": "local"}
 POISSON = {**NOISE, "federation.cohort": 2}
-PLACES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "sum": (
-        POISSON,
-        (
-            "Unit: a client with everything it has. Neighbouring data sets: one client added or removed.",
-            "a client takes part in a round if its own secret coin says so, rate 0.6667",
-            "Noise is added by the server",
-            "the server is trusted: it sees every contribution before it adds the noise",
-            "3 noised sums, and every model made of them",
-        ),
-    ),
-    "fixed": (
-        {**POISSON, "federation.sampling": "fixed"},
-        ("one client replaced by another", "fixed size", "counted without replacement", "Renyi"),
-    ),
-    "local": (
-        LOCAL,
-        (
-            "one client replaced by another",
-            "no amplification is counted; a client takes part in at most 3 rounds",
-            "Noise is added by each client, to its own contribution",
-            "nobody but the client's own machine",
-            "whether and when a client takes part",
-        ),
-    ),
-    "in turn": (
-        {**IN_TURN, "federation.cohort": 1},
-        (
-            "differential privacy against everybody but the server",
-            "one client's data present or absent; a client without data sends zeros; everything else is public: the order,",
-            "one such mechanism, whose output one client changes by at most 1.41421 times the clip norm",
-            "clients in turn, by a public order: each at most once in 3 rounds, and at most 2 times in the run; 1 place in",
-            "exact: one Gaussian mechanism for the whole run",
-            "to the sum of each pass, independent in every round",
-            "adds the noise, and keeps the noise secret. Released",
-            "a person with data at several clients, who is protected only as a group of that many clients",
-        ),
-    ),
-    "banded": (
-        {**BANDED, "federation.cohort": 1},
-        ("correlated over 3 rounds: each round's noise cancels part of the noise of",),
-    ),
-    "in turn, local": (
-        {**LOCAL, "federation.sampling": "schedule", "federation.cohort": 2},
-        ("privacy against everybody: ", "a client takes part in at most 2 rounds, in turn, by a public order"),
-    ),
-    "in turn, shares": (
-        {**IN_TURN, "privacy.noise": "distributed", "secure_aggregation.enabled": True, "federation.cohort": 3},
-        (
-            "privacy against everybody: ",
-            "a client without data sends zeros and its share of the noise; everything else is public",
-            "clients in turn, by a public order: each in every round; 3 places in every round",
-            "Renyi privacy of distributed discrete Gaussians",
-            "before masking, independent in every round",
-        ),
-    ),
-    "example": (
-        {**EXAMPLE, **Z},
-        (
-            "Unit: one example of one client. Neighbouring data sets: one example added or removed.",
-            "every client draws its batches by secret coins",
-            "to every step of its training",
-            "how many examples a client has",
-        ),
-    ),
+TURNS = {**IN_TURN, "federation.cohort": 1}
+MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
+SHARES = {**NOISE, **MASKED, "privacy.noise": "distributed", "federation.cohort": 5}
+ACTIVE = {"secure_aggregation.active": True}
+HIDDEN = {**SHARES, "privacy.hidden_cohort": True, "federation.cohort": 2}
+BEHIND = {**POISSON, **MASKED, "federation.cohort": 3}
+FIVE = [4] * 5
+PLACES: dict[str, dict[str, Any]] = {
+    "sum": POISSON,
+    "fixed": {**POISSON, "federation.sampling": "fixed"},
+    "local": LOCAL,
+    "in turn": TURNS,
+    "banded": {**BANDED, "federation.cohort": 1},
+    "in turn, local": {**LOCAL, "federation.sampling": "schedule", "federation.cohort": 2},
+    "in turn, shares": {**TURNS, **MASKED, "privacy.noise": "distributed", "federation.cohort": 5},
+    "example": {**EXAMPLE, **Z},
+    "shares": SHARES,
+    "hidden": HIDDEN,
 }
+# Further cases of whom a person has to trust.
+TRUST: dict[str, dict[str, Any]] = {
+    "central behind masks": BEHIND,
+    "fixed cohorts behind masks": {**BEHIND, "federation.sampling": "fixed"},
+    "all clients behind masks": {**BEHIND, "federation.cohort": 5},
+    "nobody colludes, central": {**BEHIND, "federation.cohort": 5, "secure_aggregation.corrupt": 0.0},
+    "shares, active": SHARES | ACTIVE,
+    "shares, nobody colludes": {**SHARES, "secure_aggregation.corrupt": 0.1},
+    "local behind masks": {**LOCAL, **MASKED},
+    "example behind masks": {**EXAMPLE, **Z, **MASKED},
+}
+EPSILONS = r"(?<=\()[\d.]+(?=, 0\.001\))|(?<=epsilon is )[\d.]+"
 
 
 def stated(built: Federation) -> Statement:
@@ -98,91 +68,41 @@ def stated(built: Federation) -> Statement:
     return guarantee.statement_of(built.assembly, plan.releases)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_statement_says_what_a_reader_needs_to_doubt_it(place: str) -> None:
-    settings, words = PLACES[place]
-    statement = stated(federation(settings))
-    for said in (*words, *NOT_COVERED, "Gaussian with noise multiplier 1,", "clipped to norm 0.1", "0.001"):
-        assert said in statement.text
-    seen, beside = told(statement.text)
-    assert statement.epsilon <= seen < 1.01 * statement.epsilon, "rounded up, if at all"
-    assert statement.epsilon_participants <= beside < 1.01 * statement.epsilon_participants
-    assert statement.private
-    assert stated(federation(settings, 1)).text == f"{_VOID}{statement.text}"
+def text_of(found: dict[str, str]) -> str:
+    """One sentence or clause a line."""
+    whole = "\n\n".join(f"{case}: {said}" for case, said in found.items())
+    return re.sub("([.;]) ", "\\1\n  ", whole)
 
 
-@pytest.mark.parametrize("place", PLACES)
+def test_a_statement_says_what_a_reader_needs_to_doubt_it() -> None:
+    """The whole text of each, in which the numbers are those of the data."""
+    found = {place: stated(federation(settings, sizes=FIVE)) for place, settings in PLACES.items()}
+    for statement in found.values():
+        assert all(said in statement.text for said in NOT_COVERED)
+        seen, beside = told(statement.text)
+        assert statement.epsilon <= seen < 1.01 * statement.epsilon, "rounded up, if at all"
+        assert statement.epsilon_participants <= beside < 1.01 * statement.epsilon_participants
+        assert statement.private
+    golden("guarantee/statements.txt", text_of({place: one.text for place, one in found.items()}), hide=EPSILONS)
+    assert found["hidden"].epsilon < found["shares"].epsilon, "own coins are worth something"
+    assert stated(federation(POISSON, 1)).text == f"{_VOID}{stated(federation(POISSON)).text}"
+
+
+def test_who_is_trusted() -> None:
+    found = {case: stated(federation(settings, sizes=FIVE)).trust for case, settings in TRUST.items()}
+    many = {**BEHIND, **ACTIVE, "federation.cohort": 36}
+    found["many clients by coins, active"] = stated(federation(many, sizes=[1] * 40)).trust
+    found["only masks, active"] = only_masks(SecureAggregationConfig(enabled=True, active=True), coins=True)
+    golden("guarantee/trust.txt", text_of(found))
+
+
+@pytest.mark.parametrize("place", chosen(PLACES, ["sum", "example"]))
 def test_where_units_are_held_out_their_number_is_said_to_be_public(place: str) -> None:
-    settings, _ = PLACES[place]
     for share in (0.0, 0.1):
-        built = federation({**settings, "evaluation.audit_fraction": share})
+        built = federation({**PLACES[place], "evaluation.audit_fraction": share}, sizes=FIVE)
         assert any("the number of all units" in words for words in stated(built).not_covered) is (share > 0)
         card = guarantee.planned(built.assembly)["privacy"]["text"]
         assert ("the number of all units, which is taken as public" in card) is (share > 0)
-
-
-MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.2, "secure_aggregation.corrupt": 0.2}
-SHARES = {**NOISE, **MASKED, "privacy.noise": "distributed", "federation.cohort": 5}
-ACTIVE = {"secure_aggregation.active": True}
-HIDDEN = {**SHARES, "privacy.hidden_cohort": True, "federation.cohort": 2}
-COUNTED = (
-    "colluding with at most 1 of the 5 clients invited to a sum, learns only noised sums, in each of which the guarantee "
-    "counts on 3 shares of noise; no sum of fewer than 4 clients is unmasked; "
-)
-LIES = (
-    "a server that lies could read a single client's contribution, protected only by that client's share of the noise"
-)
-KEYS = "the party that distributes the clients' signing keys is trusted to distribute the right ones"
-DRAWN = "the server is trusted: before it adds the noise it sees sums over the clients that it draws, possibly a single one;"
-COHORT = "the server is trusted: before it adds the noise it sees sums over a round's clients;"
-COLLUDING = "while at most 20 % of a round's clients (rounded down) collude with it"
-OWN = "nobody but the client's own machine"
-TRUST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "central": (POISSON, ("the server is trusted: it sees every contribution before it adds the noise",)),
-    "central behind masks": (
-        {**POISSON, **MASKED, "federation.cohort": 3},
-        (DRAWN, "as long as it keeps to the protocol", COLLUDING),
-    ),
-    "fixed cohorts behind masks": (
-        {**POISSON, **MASKED, "federation.cohort": 3, "federation.sampling": "fixed"},
-        (COHORT, "as long as it keeps to the protocol", COLLUDING),
-    ),
-    "all clients behind masks": ({**POISSON, **MASKED, "federation.cohort": 5}, (COHORT,)),
-    "distributed": (SHARES, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
-    "distributed, active": (SHARES | ACTIVE, ("no single party: any server, even one that lies, " + COUNTED + KEYS,)),
-    "hidden": (HIDDEN, ("no single party: a server that keeps to the protocol, " + COUNTED + LIES,)),
-    "local behind masks": ({**LOCAL, **MASKED}, (f"{OWN}, with masks or without",)),
-    "example behind masks": ({**EXAMPLE, **Z, **MASKED}, (f"{OWN}, with masks or without",)),
-    "local": (LOCAL, (OWN,)),
-}
-
-
-@pytest.mark.parametrize("case", TRUST)
-def test_who_is_trusted(case: str) -> None:
-    settings, words = TRUST[case]
-    said = stated(federation(settings, sizes=[4] * 5)).trust
-    for phrase in words:
-        assert phrase in said
-    others = (DRAWN, COHORT, LIES, KEYS, "with masks or without")
-    assert [one for one in others if one in said] == [one for one in others if any(one in phrase for phrase in words)]
-
-
-def test_of_a_server_that_may_lie_coins_draw_no_client_alone() -> None:
-    settings = {**POISSON, **MASKED, **ACTIVE, "federation.cohort": 36}
-    said = stated(federation(settings, sizes=[1] * 40)).trust
-    assert "it sees sums over the clients that it draws, of whom at least two are honest;" in said
-    assert "even if it lies about keys or about who takes part" in said
-    assert COLLUDING in said
-    alone = only_masks(SecureAggregationConfig(enabled=True, active=True), coins=True)
-    assert "sums over the clients that it draws, of whom at least two are honest." in alone
-
-
-def test_nobody_may_collude_where_so_few_take_part() -> None:
-    said = stated(federation({**SHARES, "secure_aggregation.corrupt": 0.1}, sizes=[4] * 5)).trust
-    assert "colluding with none of the 5 clients invited to a sum" in said
-    assert "counts on 4 shares of noise" in said
-    central = {**NOISE, **MASKED, "federation.cohort": 5, "secure_aggregation.corrupt": 0.0}
-    assert "while no client colludes with it" in stated(federation(central, sizes=[4] * 5)).trust
 
 
 def test_what_chance_leaves_to_a_ring_is_said() -> None:
@@ -192,84 +112,42 @@ def test_what_chance_leaves_to_a_ring_is_said() -> None:
     assert built.assembly.masks is not None
     chance = built.assembly.masks.sums.terms.choice(1000).failure
     assert 0 < chance <= 2.0**-40
-    said = re.search(
-        r"is unmasked, except with a probability of at most 2\^(-[\d.]+) for each sum; ", stated(built).trust
-    )
-    assert said is not None
-    assert chance <= 2.0 ** float(said[1]) < 1.1 * chance
+    (said,) = re.findall(r"except with a probability of at most 2\^(-[\d.]+) for each sum; ", stated(built).trust)
+    assert chance <= 2.0 ** float(said) < 1.1 * chance
 
 
-def test_shares_of_noise_have_a_statement_of_their_own() -> None:
-    seen, hidden = (stated(federation(settings, sizes=[4] * 5)) for settings in (SHARES, HIDDEN))
-    for statement in (seen, hidden):
-        assert statement.mechanism.startswith("distributed discrete Gaussian with noise multiplier 1,")
-        assert statement.noise == "by the clients: each adds its share to its own contribution before masking"
-        assert (
-            statement.adjacency
-            == "one client's data present or absent; a client without data sends zeros and its share of the noise"
-        )
-        assert statement.epsilon == statement.epsilon_participants
-        assert statement.released.startswith("3 noised sums")
-    assert seen.sampling.startswith("no amplification is counted: the participants of a round are visible")
-    assert "whether and when a client takes part" in seen.not_covered
-    assert "trains if its own secret coin says so, rate 0.4" in hidden.sampling
-    assert not any("whether and when" in one for one in hidden.not_covered)
-    assert any("how long it takes to answer, which may reveal whether it trained" in one for one in hidden.not_covered)
-    assert hidden.epsilon < seen.epsilon
+def test_a_run_without_privacy_says_what_masks_do_and_no_more(tmp_path: Path) -> None:
+    """The whole text of each: masks are no differential privacy."""
+    coins = {"federation.sampling": "poisson", "federation.cohort": 3}
+    more: dict[str, dict[str, Any]] = {
+        "nothing": {},
+        "passive": MASKED,
+        "active": MASKED | ACTIVE,
+        "coins": MASKED | coins,
+        "nobody colludes": MASKED | {"secure_aggregation.corrupt": 0.0},
+    }
+    found = {}
+    for case, settings in more.items():
+        built = federation({**settings, "federation.rounds": 1}, sizes=FIVE)
+        assert guarantee.planned(built.assembly) == {}
+        with refused(ValueError, worded=case == "nothing"):
+            guarantee.statement_of(built.assembly, 1)
+        card = readme(built, tmp_path / case)
+        summary = built.run().summary
+        numbers = ("epsilon", "epsilon_participants", "delta", "epsilon_cumulative", "privacy")
+        assert (summary["unit"], *(summary[name] for name in numbers)) == ("none", *[None] * 5)
+        found[case] = summary["privacy_statement"]
+        assert f"## Privacy\n\n{found[case]}\n\n## Use" in card
+    assert found["nothing"] == NO_PRIVACY
+    golden("guarantee/no_privacy.txt", text_of(found))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words", "never"),
-    [
-        ({}, "no secure aggregation: the server sees every client's contribution", "sums"),
-        (MASKED, "from a server that keeps to the protocol, while at most 20 %", "even one that lies"),
-        (
-            MASKED | ACTIVE,
-            "from the server, even one that lies about keys or about who takes part, while at most 20 %",
-            "may read",
-        ),
-        (MASKED | ACTIVE, "It learns sums over a round's clients. Nothing bounds", "A server that lies"),
-        (
-            {**MASKED, "federation.sampling": "poisson", "federation.cohort": 3},
-            "It learns sums over the clients that it draws, possibly a single one.",
-            "over a round",
-        ),
-        (
-            MASKED | {"secure_aggregation.corrupt": 0.0},
-            "a server that keeps to the protocol, while no client colludes",
-            "%",
-        ),
-    ],
-    ids=["nothing", "passive", "active", "active, all", "coins", "nobody colludes"],
-)
-def test_a_run_without_privacy_says_what_masks_do_and_no_more(
-    settings: dict[str, Any], words: str, never: str, tmp_path: Path
-) -> None:
-    built = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5)
-    before = (built.export(built.assembly.initial, tmp_path / "before") / "README.md").read_text()
-    said = built.run().summary["privacy_statement"]
-    assert said in before
-    assert words in said
-    assert never not in said
-    assert said.startswith("No differential privacy")
-    assert "the training data" in said or "its training data" in said
-
-
-@pytest.mark.parametrize(
-    ("settings", "place", "hidden"),
-    [
-        (NOISE, "sum", False),
-        (SHARES, "shares", False),
-        (HIDDEN, "shares", True),
-        (LOCAL, "contribution", False),
-        ({**EXAMPLE, **Z}, "gradients", False),
-    ],
-    ids=["sum", "shares", "hidden", "contribution", "gradients"],
-)
-def test_a_program_can_tell_where_the_noise_is(settings: dict[str, Any], place: str, hidden: bool) -> None:
-    terms = federation({**settings, "federation.rounds": 1}, sizes=[4] * 5).run().whole["privacy"]
-    assert (terms["place"], terms["hidden_cohort"]) == (place, hidden)
-    assert (terms["realised"] is not None) == (place == "shares")
+def test_a_program_can_tell_where_the_noise_is() -> None:
+    places = {"sum": "sum", "hidden": "shares", "local": "contribution", "example": "gradients"}
+    for name, place in places.items():
+        terms = federation({**PLACES[name], "federation.rounds": 1}, sizes=FIVE).run().whole["privacy"]
+        assert (terms["place"], terms["hidden_cohort"]) == (place, name == "hidden")
+        assert (terms["realised"] is not None) == (place == "shares")
 
 
 def told(text: str) -> tuple[float, float]:
@@ -286,7 +164,7 @@ _VOID = "NOT PRIVATE: noise or sampling coins were seeded or injected, so none o
 
 @pytest.mark.parametrize("place", ["sum", "local"])
 def test_a_run_says_at_its_end_what_it_planned(place: str, tmp_path: Path) -> None:
-    settings, _ = PLACES[place]
+    settings = PLACES[place]
     said = federation(settings).run(tmp_path / "run").summary
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     statement = stated(federation(settings))
@@ -306,7 +184,7 @@ def test_resuming_compares_the_numbers_of_a_guarantee_and_not_its_words(tmp_path
     assert federation(NOISE).run(tmp_path, resume=True).state.round == 3
     less = facts["privacy"] | {"noise_multiplier": 0.5}
     (tmp_path / "run.json").write_text(json.dumps(facts | {"privacy": less}))
-    with pytest.raises(RunDirectoryError, match="started with another guarantee"):
+    with refused(RunDirectoryError):
         federation(NOISE).run(tmp_path, resume=True)
 
 
@@ -331,45 +209,20 @@ def test_what_stays_at_a_client_is_told_apart() -> None:
         assert personal.epsilon == plain.epsilon
 
 
-def test_without_privacy_there_is_nothing_to_state() -> None:
-    built = federation({})
-    assert guarantee.planned(built.assembly) == {}
-    with pytest.raises(ValueError, match="no guarantee"):
-        guarantee.statement_of(built.assembly, 1)
-    said = built.run().summary
-    assert said["unit"] == "none"
-    assert {said[name] for name in ("epsilon", "epsilon_participants", "delta", "epsilon_cumulative", "privacy")} == {
-        None
-    }
-    assert said["privacy_statement"].startswith("No differential privacy")
-
-
-def test_an_export_carries_the_statement(tmp_path: Path) -> None:
-    for settings, words in (
-        (NOISE, "differential privacy against readers of the released models. Unit: a client"),
-        ({}, "No differential privacy"),
-    ):
-        built = toys.federation(settings)
-        out = built.export(built.run().state, tmp_path / str(len(settings)))
-        assert words in (out / "README.md").read_text()
-
-
 def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
     """The repeated round costs more than planned, and the export must not state a smaller epsilon."""
-    for number in range(2):
-        built = federation(NOISE)
-        transport = built.assembly.transport
+    stopped, built = federation(NOISE), federation(NOISE)
+    inner = stopped.assembly.transport
 
-        class Failing:
-            def exchange(self, requests: Any, inner: Any = transport) -> Any:
-                if next(iter(requests.values())).round == 1:
-                    raise KeyboardInterrupt
-                return inner.exchange(requests)
+    class Failing:
+        def exchange(self, requests: Any) -> Any:
+            if next(iter(requests.values())).round == 1:
+                raise KeyboardInterrupt
+            return inner.exchange(requests)
 
-        if number == 0:
-            built.assembly = replace(built.assembly, transport=Failing())
-            with pytest.raises(KeyboardInterrupt):
-                built.run(tmp_path / "run")
+    stopped.assembly = replace(stopped.assembly, transport=Failing())
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(tmp_path / "run")
     result = built.run(tmp_path / "run", resume=True)
     assert result.summary["epsilon"] == accounting.epsilon(accounting.unamplified(1.0), 4, 1e-3)
     card = (built.export(result.state, tmp_path / "out") / "README.md").read_text()
@@ -383,3 +236,46 @@ def test_where_many_take_part_participants_learn_more() -> None:
     assert said["epsilon_participants"] == accounting.epsilon(accounting.unamplified(1.0), 3, 1e-3)
     everybody = federation({**NOISE, "federation.cohort": 10}, sizes=[3] * 10).run().summary
     assert everybody["epsilon"] == everybody["epsilon_participants"] == said["epsilon_participants"]
+
+
+PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.cohort": 2}
+
+
+def readme(federation: Any, out: Path) -> str:
+    """The README of an export before training, with the planned privacy statement."""
+    return (federation.export(federation.assembly.initial, out) / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_export_states_what_protects_it(tmp_path: Path) -> None:
+    section = readme(toys.federation(PRIVATE), tmp_path / "out").split("## Privacy\n\n")[1].split("\n\n## Use")[0]
+    assert "1e-05)-differential privacy against readers of the released models. Unit: a client with" in section
+    assert "\n" not in section
+    assert "NOT PRIVATE" not in section
+    injected = readme(toys.federation(PRIVATE, entropy=SeededEntropy(0)), tmp_path / "injected")
+    assert "\n**NOT PRIVATE: noise or sampling coins were seeded or injected" in injected
+
+
+def test_the_table_holds_the_other_facts_and_no_statement() -> None:
+    measured = {"accuracy": 0.5, "macro_f1": 0.25, "loss": 1.0}
+    facts = run_facts(toys.config(), cards()[0], 3, measured, None, "A statement | of some length.")
+    text = ModelCard("t", "base", ("a",), facts).text("peft")
+    assert "| rounds | 3 |" in text
+    averaged = toys.config({"federation.average_last": 2})
+    rounds = [run_facts(averaged, cards()[0], rounds, {}, None)["rounds"] for rounds in (3, 2)]
+    assert rounds == ["3; this is the mean of the models of the last 2", "2"], "a run that has not ended has no mean"
+    assert "| privacy |" not in text
+    assert "\nA statement | of some length.\n" in text
+
+
+def test_a_deployed_run_is_not_called_a_simulation() -> None:
+    assert "in a simulated federation: one process held every client's data. " in ModelCard("t", "base").text("peft")
+    text = ModelCard("t", "base", deployed=True).text("peft")
+    assert "in a federation of separate nodes, each with its own client's data. " in text
+    assert "simulated" not in text
+
+
+@pytest.mark.parametrize(("unit", "bare"), [("client", True), ("example", False)])
+def test_personal_tensors_without_noise_are_said_to_be_so(unit: str, bare: bool) -> None:
+    config = toys.config({**PRIVATE, "privacy.unit": unit, "method.personal": ["classifier.*"]})
+    facts = run_facts(config, cards()[0], 3, {}, "anna", "A statement.")
+    assert ("WITHOUT NOISE" in facts["personal tensors"]) is bare

@@ -12,6 +12,7 @@ from torch import Tensor
 from secure_fed.tensors.low_rank import Svd, balanced, recompressed, right_orthonormal, tangent, truncated
 from secure_fed.tensors.tensors import LowRank
 from tests.cells import every
+from tests.golden import refused
 
 torch.set_num_threads(1)
 
@@ -46,23 +47,18 @@ def test_both_paths_find_the_best_approximation(rows: int, columns: int, inner: 
     assert torch.allclose(found.s, torch.linalg.svdvals(want)[:4], rtol=1e-5 if dense else 1e-10)
 
 
-def test_the_factored_path_forms_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_factored_path_forms_no_matrix() -> None:
     """A 60000 x 60000 float64 matrix would need 29 GB."""
     found = truncated(product(60_000, 60_000, 6, seed=0), 4)
     assert found.u.shape == (60_000, 4)
     assert found.s[0] > found.s[3] > 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 12),
-    columns=st.integers(1, 12),
-    live=st.integers(0, 12),
-    inner=st.integers(0, 14),
-    rank=st.integers(0, 12),
-    dense=st.booleans(),
-    seed=st.integers(0, 10_000),
-)
+seeds, sizes = st.integers(0, 10_000), st.integers(1, 12)
+
+
+@settings(max_examples=40)
+@given(sizes, sizes, st.integers(0, 12), st.integers(0, 14), st.integers(0, 12), st.booleans(), seeds)
 def test_what_truncated_promises(
     rows: int, columns: int, live: int, inner: int, rank: int, dense: bool, seed: int
 ) -> None:
@@ -84,14 +80,8 @@ def test_what_truncated_promises(
         assert (a.norm(dim=1) > 0).all()
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    rows=st.integers(1, 9),
-    columns=st.integers(1, 9),
-    inner=st.integers(1, 5),
-    live=st.integers(0, 5),
-    seed=st.integers(0, 10_000),
-)
+@settings(max_examples=30)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(0, 5), seeds)
 def test_tangent_is_what_a_change_of_the_factors_can_make(
     rows: int, columns: int, inner: int, live: int, seed: int
 ) -> None:
@@ -111,8 +101,8 @@ def test_tangent_is_what_a_change_of_the_factors_can_make(
     assert torch.allclose(tangent(found, made).dense(), found.dense(), atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
-@given(rows=st.integers(2, 10), columns=st.integers(2, 10), seed=st.integers(0, 10_000))
+@settings(max_examples=20)
+@given(st.integers(2, 10), st.integers(2, 10), seeds)
 def test_signs_do_not_depend_on_the_path(rows: int, columns: int, seed: int) -> None:
     rank = min(rows, columns) // 2
     matrix = product(rows, columns, rank, seed)
@@ -128,28 +118,6 @@ def test_of_equally_large_entries_the_first_is_positive() -> None:
     assert found.u[0, 0] > 0
     assert torch.allclose(found.u[:, 0], torch.tensor([0.5, -0.5, -0.5, 0.5], dtype=torch.float64))
     assert found.vt[0, 0] == pytest.approx(-1.0)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(9, 5), (6, 6)])
-def test_a_product_decomposes_to_itself_and_not_to_its_mirror(rows: int, columns: int) -> None:
-    matrix = product(rows, columns, 2, seed=3)
-    b, a = balanced(truncated(matrix, 2))
-    assert (b.shape, a.shape) == ((rows, 2), (2, columns))
-    assert torch.allclose(b @ a, exactly(matrix), atol=1e-12)
-    if rows == columns:
-        swapped = a.T @ b.T
-        assert not torch.allclose(swapped, exactly(matrix), atol=0.1)
-
-
-def test_zero_matrix_keeps_its_rows_and_loses_its_columns() -> None:
-    for zero in (
-        torch.zeros(5, 7),
-        LowRank(torch.zeros(5, 2), torch.zeros(2, 7)),
-        LowRank(torch.zeros(5, 0), torch.zeros(0, 7)),
-    ):
-        b, a = balanced(truncated(zero, 3))
-        assert not b.any()
-        assert torch.allclose(a @ a.T, torch.eye(3, dtype=torch.float64), atol=1e-12)
 
 
 def test_balanced_shares_the_size() -> None:
@@ -172,7 +140,7 @@ def test_same_answer_twice_and_no_use_of_the_global_random_state() -> None:
 
 
 def test_a_rank_the_matrix_cannot_have_is_refused() -> None:
-    with pytest.raises(ValueError, match="a 4 x 6 matrix has no approximation of rank 5"):
+    with refused(ValueError):
         truncated(torch.zeros(4, 6), 5)
 
 
@@ -198,12 +166,12 @@ def test_large_matrices_are_not_decomposed_in_full(inner: int, dense: bool) -> N
     want = exactly(matrix)
     given_ = want.float() if dense else matrix
 
-    def refused(*arguments: object, **named: object) -> None:
+    def never(*arguments: object, **named: object) -> None:
         raise AssertionError("decomposed in full")
 
     with pytest.MonkeyPatch.context() as patched:
         if dense or inner > 100:
-            patched.setattr("secure_fed.tensors.low_rank._decomposed", refused)
+            patched.setattr("secure_fed.tensors.low_rank._decomposed", never)
         found = truncated(given_, 4)
     assert (formed(found) - best(want, 4)).norm() < 1e-6 * want.norm()
     assert (found.u.gather(0, found.u.abs().argmax(0)[None]) > 0).all()

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from privacy.entropy import Stream, SystemEntropy
-from secure_fed.errors import MethodError, SecureFedError
+from secure_fed.errors import MethodError
 from secure_fed.federation import Federation
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
+from tests.golden import refused
 from tests.secure_fed.masked.wide_toys import LR, PRIVACY, SKETCH, federation
 
 ONE = PRIVACY["local"]
@@ -73,53 +74,32 @@ def under(*passes: str) -> Callable[[Request], Request]:
     return lambda request: replace(request, plan=replace(request.plan, passes=passes))
 
 
-@pytest.mark.parametrize("passes", [("change", "x"), ("x", "change"), ("x", "y"), ("change", "change"), ()], ids=str)
-@pytest.mark.parametrize("pass_name", ["change", "x"])
-def test_no_pass_is_answered_under_a_plan_that_is_not_the_method_s(passes: tuple[str, ...], pass_name: str) -> None:
+def test_no_pass_is_answered_under_a_plan_that_is_not_the_method_s() -> None:
     """Otherwise the client would train in the pass that the plan lists first, and forget the training after the last."""
     built, client, account = build(ONE)
-    for _ in range(3):
-        with pytest.raises(MethodError, match="another plan of passes than fedlora"):
-            client.handle(under(*passes)(ask(built, 0, pass_name)))
+    honest = ask(built, 0, "change")
+    plans = (("change", "x"), ("x", "change"), ("x", "y"), ("change", "change"), ())
+    lies = [under(*passes)(request) for request in (honest, ask(built, 0, "x")) for passes in plans]
+    lies.append(replace(honest, plan=replace(honest.plan, trainable=honest.plan.trainable[:1])))
+    for lie in lies:
+        with refused(MethodError, worded=lie is lies[0]):
+            client.handle(lie)
     assert account == Account()
-    client.handle(ask(built, 0, "change"))
-    with pytest.raises(MethodError):
-        client.handle(under(*passes)(ask(built, 0, pass_name)))
-    assert account.charged == [(0, 1)]
-    assert account.noised == [(0, "change")]
+    client.handle(honest)
+    for lie in lies:
+        with refused(MethodError, worded=False):
+            client.handle(lie)
+    assert (account.charged, account.noised) == ([(0, 1)], [(0, "change")])
 
 
-def test_a_plan_that_trains_something_else_is_refused() -> None:
-    built, client, account = build(ONE)
-    request = ask(built, 0, "change")
-    with pytest.raises(MethodError, match="another plan"):
-        client.handle(replace(request, plan=replace(request.plan, trainable=request.plan.trainable[:1])))
-    assert account == Account()
-
-
-def test_without_the_check_one_charge_buys_any_number_of_noises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server could average the noise away: the mean of the answers approaches the contribution."""
-    monkeypatch.setattr(Client, "_require_due", lambda self, request: None)
-    built, client, account = build(ONE)
-    client.handle(under("change", "x")(ask(built, 0, "change")))
-    for _ in range(20):
-        client.handle(under("x", "y")(ask(built, 0, "change")))
-    assert account.charged == [(0, 2)]
-    assert len(account.noised) == 21
-
-
-@pytest.mark.parametrize(
-    "before",
-    [[], [(0, "sketch"), (0, "change")], [(0, "sketch"), (1, "sketch")], [(1, "sketch"), (1, "change")]],
-    ids=str,
-)
+@every("before", [[], [(0, "sketch"), (0, "change")], [(0, "sketch"), (1, "sketch")], [(1, "sketch"), (1, "change")]])
 def test_a_later_pass_is_answered_once_after_the_first_of_its_round(before: list[tuple[int, str]]) -> None:
     built, client, account = build(TWO)
     for round_, pass_name in before:
         client.handle(ask(built, round_, pass_name))
     charged, noised = list(account.charged), list(account.noised)
-    for _ in range(3):
-        with pytest.raises(MethodError, match="for pass 'change' is out of turn"):
+    for again in range(3):
+        with refused(MethodError, worded=not again):
             client.handle(ask(built, 0, "change"))
     assert (account.charged, account.noised) == (charged, noised)
 
@@ -144,9 +124,7 @@ def test_when_nothing_is_left_zeros_leave_without_noise() -> None:
 
 
 LIES: list[Callable[[Request], Request]] = [
-    lambda request: request,
-    lambda request: request,
-    lambda request: request,
+    *[lambda request: request] * 3,
     under("change"),
     under("change", "sketch"),
     lambda request: replace(request, tensors=request.tensors | {"query.lora_A": torch.ones(1)}),
@@ -162,10 +140,10 @@ LIES: list[Callable[[Request], Request]] = [
 @pytest.mark.parametrize("settings", [ONE, TWO], ids=["one pass", "two passes"])
 def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dict[str, Any], seed: int) -> None:
     """Requests for rounds and passes in any order, some of which make training or contributing fail halfway."""
-    built, client, account = build(settings, most=40)
+    built, client, account = build(settings, most=20)
     rng = np.random.default_rng(seed)
     answered = 0
-    for _ in range(120):
+    for _ in range(60):
         lie = LIES[rng.integers(len(LIES))]
         request = lie(ask(built, int(rng.integers(3)), PASSES[rng.integers(2)] if settings is TWO else "change"))
         try:
@@ -173,35 +151,13 @@ def test_no_sequence_of_requests_makes_more_noise_than_was_charged(settings: dic
         except Exception:  # any failure
             continue
         finally:
-            assert len(account.noised) <= account.releases <= 40
+            assert len(account.noised) <= account.releases <= 20
         answered += reply.weight > 0
-    assert answered > 10
+    assert answered > 5
     assert len(account.noised) >= answered
 
 
-@pytest.mark.parametrize(
-    ("settings", "releases"),
-    [(ONE, 4), (TWO, 8), ({**TWO, "method.name": "fra_then_ffa", "method.switch_round": 2}, 6)],
-    ids=["one pass", "two passes", "switching"],
-)
+@every(("settings", "releases"), [(ONE, 4), ({**TWO, "method.name": "fra_then_ffa", "method.switch_round": 2}, 6)])
 def test_honest_rounds_are_answered_and_charged_once(settings: dict[str, Any], releases: int) -> None:
-    built = federation({**settings, "federation.rounds": 4})
-    trained: list[tuple[int, int]] = []
-    for client in built.assembly.clients:
-        train = client._train
-
-        def training(request: Any, train: Any = train, index: int = client.index) -> None:
-            trained.append((request.round, index))
-            train(request)
-
-        client._train = training  # type: ignore[method-assign]
-    said = built.run().summary
-    assert said["rounds"] == 4
-    assert said["releases"] == releases
-    assert trained == [(round_, client) for round_ in range(4) for client in range(4)]
-
-
-def test_errors_are_the_product_s_own() -> None:
-    built, client, _ = build(TWO)
-    with pytest.raises(SecureFedError, match=r"the request to client client-0 for pass .* is out of turn"):
-        client.handle(ask(built, 0, "change"))
+    said = federation({**settings, "federation.rounds": 4}).run().summary
+    assert (said["rounds"], said["releases"]) == (4, releases)

@@ -13,6 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from secure_fed.learning.models import matrix_products
 from secure_fed.learning.models.adapters.per_example import EachOwn
 from secure_fed.learning.models.matrix_products import hasten, hasten_thin, product
+from tests.cells import every
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="torch carries no oneDNN")
 
@@ -30,15 +31,20 @@ def by_onednn(found: Tensor) -> bool:
     return type(found.grad_fn).__name__ == "_ProductBackward"
 
 
+def derivatives(y: Tensor, moving: list[Tensor]) -> list[Tensor]:
+    """The output, and the first and second derivatives of what is computed from it."""
+    first = torch.autograd.grad(y.square().sum(), moving, create_graph=True)
+    return [y, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), moving)]
+
+
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_product_and_its_first_and_second_derivatives_are_those_of_torch(bias: bool) -> None:
+def test_a_product_and_its_first_and_second_derivatives_are_those_of_torch(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def derived(linear: object) -> list[Tensor]:
         x, weight, offset = numbers(2, 8, 16), numbers(16, 16, seed=1) / 4, numbers(16, seed=2) if bias else None
         moving = [one.requires_grad_() for one in (x, weight, offset) if one is not None]
-        y = linear(linear(x, weight, offset).tanh(), weight, offset)  # type: ignore[operator]
-        first = torch.autograd.grad(y.square().sum(), moving, create_graph=True)
-        second = torch.autograd.grad(sum(one.square().sum() for one in first), moving)
-        return [y, *first, *second]
+        return derivatives(linear(linear(x, weight, offset).tanh(), weight, offset), moving)  # type: ignore[operator]
 
     taken = []
 
@@ -46,12 +52,8 @@ def test_a_product_and_its_first_and_second_derivatives_are_those_of_torch(bias:
         taken.append(by_onednn(found := product(*given)))
         return found
 
-    few, matrix_products.FEW = matrix_products.FEW, 1
-    try:
-        for ours, torchs in zip(derived(hastened), derived(functional.linear), strict=True):
-            torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-4)
-    finally:
-        matrix_products.FEW = few
+    monkeypatch.setattr(matrix_products, "FEW", 1)
+    torch.testing.assert_close(derived(hastened), derived(functional.linear), rtol=1e-4, atol=1e-4)
     assert taken == [True, True]
 
 
@@ -62,7 +64,7 @@ def test_a_row_is_the_same_whoever_shares_its_product() -> None:
         assert torch.equal(product(x[:count].clone(), weight, offset), together[:count])
 
 
-@pytest.mark.parametrize(
+@every(
     ("x", "weight"),
     [
         (numbers(4, 128), numbers(128, 128)),  # an example has one row, as in a pooler
@@ -72,10 +74,9 @@ def test_a_row_is_the_same_whoever_shares_its_product() -> None:
         (numbers(4, 64, 128).bfloat16(), numbers(128, 128).bfloat16()),
         (numbers(4, 2, 64, 128), numbers(128, 128)),
     ],
-    ids=["rows", "short", "narrow", "float64", "bfloat16", "four axes"],
 )
 def test_what_is_small_or_of_another_type_is_left_to_torch(x: Tensor, weight: Tensor) -> None:
-    found = product(x.requires_grad_(), weight)
+    found = product(x.clone().requires_grad_(), weight)
     assert not by_onednn(found)
     assert torch.equal(found, functional.linear(x, weight))
 
@@ -104,7 +105,7 @@ def test_products_of_any_lengths_have_few_shapes(monkeypatch: pytest.MonkeyPatch
         return found
 
     monkeypatch.setattr(matrix_products, "_filled", noted)
-    for length in range(16, 513):
+    for length in (*range(16, 513, 5), 512):
         x = numbers(1, length, 128)
         torch.testing.assert_close(product(x, weight), functional.linear(x, weight), rtol=1e-4, atol=1e-4)
     assert len(shapes) <= 5 * 8 + 1
@@ -121,21 +122,15 @@ def test_the_layers_of_gpt2_take_it() -> None:
     torch.testing.assert_close((layer(x), layer(few)), before)
 
 
-def test_a_forward_of_somebody_elses_stays() -> None:
-    layer = nn.Linear(128, 128)
-    layer.forward = torch.zeros_like  # type: ignore[method-assign]
-    hasten(layer)
-    assert not layer(numbers(2, 20, 128)).any()
-
-
-def test_a_copy_computes_with_its_own_tensors() -> None:
-    layer = nn.Linear(128, 128)
+def test_a_forward_of_somebody_elses_stays_and_a_copy_computes_with_its_own_tensors() -> None:
+    layer, own, x = nn.Linear(128, 128), nn.Linear(128, 128), numbers(2, 20, 128)
+    own.forward = torch.zeros_like  # type: ignore[method-assign]
+    hasten(own)
+    assert not own(x).any()
     hasten(layer)
     twin = copy.deepcopy(layer)
-    with torch.no_grad():
-        twin.weight.zero_()
-        twin.bias.zero_()
-    x = numbers(2, 20, 128)
+    nn.init.zeros_(twin.weight)
+    nn.init.zeros_(twin.bias)
     assert not twin(x).any()
     assert layer(x).any()
     assert layer.state_dict().keys() == {"weight", "bias"}
@@ -167,18 +162,14 @@ def test_a_thin_product_and_its_first_and_second_derivatives_are_those_of_torch(
     x = numbers(2, 5, shape[1]).double()
 
     def derived() -> list[Tensor]:
-        moving = [x.requires_grad_(), layer.weight]
-        y = layer(x).tanh()
-        first = torch.autograd.grad(y.square().sum(), moving, create_graph=True)
-        return [y, *first, *torch.autograd.grad(sum(one.square().sum() for one in first), moving)]
+        return derivatives(layer(x.requires_grad_()).tanh(), [x, layer.weight])
 
     def in_float32() -> list[Tensor]:
         nonlocal x
         layer.float()
         x = x.detach().float()
-        found = derived()
-        assert [type(layer(x).grad_fn).__name__ == "_ThinBackward"] == ["forward" in vars(layer)]
-        return found
+        assert (type(layer(x).grad_fn).__name__ == "_ThinBackward") == ("forward" in vars(layer))
+        return derived()
 
     expected = derived()
     torch.testing.assert_close(in_float32(), [one.float() for one in expected], rtol=1e-4, atol=1e-5)

@@ -17,6 +17,8 @@ from secure_fed import Federation
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.architecture import width_of
+from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed import small_models, toys
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
@@ -25,6 +27,13 @@ OPEN = {"federation.server_optimizer": "auto", "federation.server_lr": None, "pr
 OPEN |= {"federation.average_last": None}
 NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # the numbers that toys train: rank-2 factors of two layers, and the head
 AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
+PRIVATE = {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
+CLIENT, EXAMPLE = ({"privacy.unit": unit, **PRIVATE} for unit in ("client", "example"))
+STOPS = {**TARGET, "privacy.noise_multiplier": None, "privacy.on_exhausted": "stop"}
+# Rounds that cannot be added up get no momentum.
+SKETCHED = {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}
+UNADDED: tuple[dict[str, Any], ...] = ({"method.name": "rolora"}, SKETCHED)
+TWENTY = {**CLIENT, "federation.cohort": 2, **OPEN, "federation.rounds": 20}
 
 
 def way(**own: Any) -> tuple[str, str, str]:
@@ -33,49 +42,41 @@ def way(**own: Any) -> tuple[str, str, str]:
     return config.federation.sampling, config.privacy.noise, config.privacy.correlation
 
 
-@pytest.mark.parametrize("method", ["svd_adaptation", "fedara"])
+@every("method", ["svd_adaptation", "fedara"])
 def test_a_short_run_of_three_factors_gets_a_higher_rate(method: str) -> None:
     """Rate times steps is 0.8 at least, the rate at most four times that of a long run; privacy has a rule of its own."""
 
-    def rate(**own: Any) -> float | None:
-        usual = {"method.name": method, "training.lr": None, "federation.rounds": 10}
-        return settled({**usual, **{name.replace("__", "."): value for name, value in own.items()}}).training.lr
+    def rate(steps: int | None, **own: Any) -> float | None:
+        usual = {"method.name": method, "training.lr": None, "federation.rounds": 10, "training.steps": steps}
+        return settled({**usual, **own}).training.lr
 
-    assert rate(training__steps=16) == rate(training__steps=1000) == 5e-3
-    assert rate(training__steps=8) == pytest.approx(0.8 / 80)
-    assert rate(training__steps=1) == pytest.approx(2e-2)
+    assert rate(16) == rate(1000) == 5e-3
+    assert rate(8) == pytest.approx(0.8 / 80)
+    assert rate(1) == pytest.approx(2e-2)
     # Eight clients of four examples: two batches of two or fewer in each of three epochs of each round.
-    assert rate(training__steps=None, training__epochs=3, training__batch_size=2) == pytest.approx(0.8 / 60)
-    assert rate(training__steps=8, method__name="fedlora") == 5e-3
-    assert rate(training__steps=1, privacy__unit="client", privacy__noise_multiplier=1.0, privacy__delta=1e-3) == 2e-2
-
-
-def test_a_rate_that_is_set_stays() -> None:
-    assert settled({"method.name": "svd_adaptation", "training.steps": 1, "training.lr": 1e-3}).training.lr == 1e-3
+    assert rate(None, **{"training.epochs": 3, "training.batch_size": 2}) == pytest.approx(0.8 / 60)
+    assert rate(8, **{"method.name": "fedlora"}) == 5e-3
+    assert rate(1, **CLIENT) == 2e-2
+    assert rate(1, **{"training.lr": 1e-3}) == 1e-3
 
 
 def settled(settings: dict[str, Any], **more: Any) -> RunConfig:
     return toys.federation(settings, sizes=(4,) * 8, **more).config
 
 
-@pytest.mark.parametrize(
+@every(
     ("own", "found"),
     [
         ({}, ("schedule", "central", "banded")),
-        (
-            {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "federation.cohort": 4, **MASKED},
-            ("schedule", "central", "banded"),
-        ),
+        ({"privacy.epsilon": None, **PRIVATE, "federation.cohort": 4, **MASKED}, ("schedule", "central", "banded")),
         ({"privacy.correlation": "none", "privacy.noise": "central"}, ("schedule", "central", "none")),
         ({"privacy.clip_quantile": 0.5}, ("schedule", "central", "none")),
         ({"method.name": "rolora"}, ("schedule", "central", "none")),
         ({"privacy.noise": "local"}, ("schedule", "local", "none")),
         ({"federation.sampling": "poisson"}, ("poisson", "central", "none")),
         ({"federation.sampling": "fixed"}, ("fixed", "central", "none")),
-        (
-            {"federation.cohort": 8},
-            ("schedule", "central", "none"),
-        ),  # every client has a turn in every round: there are no gaps for correlated noise
+        # Every client has a turn in every round: there are no gaps for correlated noise.
+        ({"federation.cohort": 8}, ("schedule", "central", "none")),
     ],
 )
 def test_what_is_left_open_is_settled(own: dict[str, Any], found: tuple[str, str, str]) -> None:
@@ -96,29 +97,38 @@ def test_what_counts_on_coins_gets_them() -> None:
 
 
 def test_other_units_are_left_alone() -> None:
-    example = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
-    for settings in ({}, example):
+    for settings in ({}, EXAMPLE):
         left = {"federation.server_lr": 1.0, "federation.server_optimizer": "mean", "federation.average_last": 1}
         config = toys.config({**left, **settings, **({"privacy.clip_norm": 1.0} if settings else {})})
         assert settled(settings) == config
 
 
-@pytest.mark.parametrize(("unit", "batch"), [("none", 16), ("client", 256), ("example", 256)])
-def test_a_batch_is_larger_where_noise_is_added(unit: str, batch: int) -> None:
-    private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
-    settings = {"privacy.unit": unit, **private, "training.batch_size": None}
-    assert settled(settings).training.batch_size == batch
-    assert settled({**settings, "training.batch_size": 3}).training.batch_size == 3
-
-
-@pytest.mark.parametrize(
-    ("unit", "schedule"), [("none", "stable_decay"), ("client", "constant"), ("example", "constant")]
+@every(
+    ("setting", "beside", "found", "own"),
+    [
+        *(("training.batch_size", beside, batch, 3) for beside, batch in (({}, 16), (CLIENT, 256), (EXAMPLE, 256))),
+        ("training.lr_schedule", {}, "stable_decay", "cosine"),
+        *(("training.lr_schedule", beside, "constant", "cosine") for beside in (CLIENT, EXAMPLE)),
+        ("federation.average_last", TWENTY, 5, 2),
+        *(
+            ("federation.average_last", {**TWENTY, **beside}, 1, 1)
+            for beside in ({"federation.rounds": 3}, {"training.optimizer": "sgd"}, {"method.name": "fedara"})
+        ),
+        ("federation.average_last", {**TWENTY, "privacy.unit": "example"}, 1, 1),
+        *(("federation.average_last", {**TWENTY, **beside}, 1, 1) for beside in ({"evaluation.patience": 3}, STOPS)),
+        ("privacy.clip_norm", {**TWENTY, "training.optimizer": "sgd"}, 1.0, 0.5),
+        *(("federation.server_optimizer", {**TWENTY, **beside}, "mean", "mean") for beside in UNADDED),
+        ("training.head_factor", {}, 1.0, 1.0),
+    ],
 )
-def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> None:
-    private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
-    settings = {"privacy.unit": unit, **private, "training.lr_schedule": "auto"}
-    assert settled(settings).training.lr_schedule == schedule
-    assert settled({**settings, "training.lr_schedule": "cosine"}).training.lr_schedule == "cosine"
+def test_a_setting_that_is_left_open_is_settled_and_one_that_is_set_stays(
+    setting: str, beside: dict[str, Any], found: object, own: object
+) -> None:
+    """A batch is larger and the rate constant under noise, and a run then ends with the mean of the last quarter."""
+    section, name = setting.split(".")
+    left = "auto" if setting in ("training.lr_schedule", "federation.server_optimizer") else None
+    for given, settles in ((left, found), (own, own)):
+        assert getattr(getattr(settled({**beside, setting: given}), section), name) == settles
 
 
 @pytest.mark.parametrize(
@@ -127,7 +137,7 @@ def test_the_rate_falls_where_no_noise_is_added(unit: str, schedule: str) -> Non
         ({}, 3.0),
         ({"training.optimizer": "sgd"}, 1.0),
         ({"method.name": "head", "method.rank": 8}, 1.0),
-        ({"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}, 1.0),
+        (CLIENT, 1.0),
     ],
 )
 def test_the_last_layer_takes_longer_steps_where_nobody_is_protected(more: dict[str, Any], factor: float) -> None:
@@ -151,50 +161,29 @@ def test_the_width_is_that_of_the_part_for_texts() -> None:
     assert found == [512, 512, None, None]
 
 
-def test_a_factor_of_a_head_that_is_not_there_is_refused() -> None:
-    assert settled({"training.head_factor": None}).training.head_factor == 1.0
-    with pytest.raises(
-        ConfigError, match=r"head_factor = 5 has no effect here: no head trains whose last layer is known"
-    ):
-        settled({"training.head_factor": 5.0})
+@every(
+    ("width", "beside", "lr"),
+    [
+        *((width, {}, 5e-3) for width in (None, 128, 256)),
+        (512, {}, 2.5e-3),
+        (4096, EXAMPLE, 4 * 5e-3 / 16),
+        (None, EXAMPLE, 4 * 5e-3),
+        *(("decoder", {"method.name": name}, 5e-3 * times) for name, times in (("federa", 1 / 3), ("fedlora", 1.0))),
+    ],
+)
+def test_a_rate_that_is_left_open_goes_by_the_model(width: int | str | None, beside: dict[str, Any], lr: float) -> None:
+    """By its width; and FeDeRA's large start needs shorter steps where a model continues texts."""
 
-
-def test_sgd_has_no_rate_of_its_own() -> None:
-    assert settled({"training.optimizer": "sgd", "training.lr": 0.1}).training.lr == 0.1
-    with pytest.raises(ConfigError, match=r"optimizer = 'sgd' needs training\.lr"):
-        settled({"training.optimizer": "sgd", "training.lr": None})
-
-
-@pytest.mark.parametrize(("width", "lr"), [(None, 5e-3), (128, 5e-3), (256, 5e-3), (512, 2.5e-3), (4096, 5e-3 / 16)])
-@pytest.mark.parametrize(("unit", "longer"), [("none", 1), ("example", 4)])
-def test_a_rate_that_is_left_open_goes_by_the_models_width(
-    width: int | None, lr: float, unit: str, longer: int
-) -> None:
-    private = {} if unit == "none" else {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
-    settings = {"privacy.unit": unit, **private, "training.lr": None}
-
-    def found(**given: float) -> float | None:
-        model = toys.Toy()
-        if width is not None:
-            model.config = PretrainedConfig(hidden_size=width)
-        return settled({**settings, **given}, model=model).training.lr
-
-    assert found() == pytest.approx(longer * lr)
-    assert found(**{"training.lr": 0.3}) == 0.3
-
-
-@pytest.mark.parametrize(("method", "times"), [("federa", 1 / 3), ("fedlora", 1.0)])
-def test_a_rate_that_is_left_open_goes_by_the_kind_of_model(method: str, times: float) -> None:
-    """FeDeRA's large start needs shorter steps where a model continues texts; other methods take their usual rate."""
-
-    def found(*, decoder: bool) -> float | None:
+    def found(rate: float | None) -> float | None:
         model: Any = toys.Toy()
-        if decoder:
+        if width == "decoder":
             model.get_output_embeddings = nn.Identity
-        return settled({"method.name": method, "training.lr": None}, model=model).training.lr
+        elif width is not None:
+            model.config = PretrainedConfig(hidden_size=width)
+        return settled({**beside, "training.lr": rate}, model=model).training.lr
 
-    assert found(decoder=False) == 5e-3
-    assert found(decoder=True) == pytest.approx(5e-3 * times)
+    assert found(None) == pytest.approx(lr)
+    assert found(0.3) == 0.3
 
 
 def test_a_contribution_may_be_as_long_as_one_step_of_adam() -> None:
@@ -204,11 +193,9 @@ def test_a_contribution_may_be_as_long_as_one_step_of_adam() -> None:
     alone = toys.federation({**steps, "federation.rounds": 1}, sizes=(4,) * 8)
     step = alone.run().state.tensors - alone.assembly.initial.tensors
     assert 0.5 * clip_norm < step.norm() <= clip_norm * (1 + 1e-6)
-    assert settled({**TARGET, **OPEN, **steps, "privacy.clip_norm": 0.5}).privacy.clip_norm == 0.5
-    assert settled({**TARGET, **OPEN, **steps, "training.optimizer": "sgd"}).privacy.clip_norm == 1.0
 
 
-@pytest.mark.parametrize("multiplier", [1e-3, 0.1, 1.0])
+@every("multiplier", [1e-3, 0.1, 1.0])
 def test_the_server_goes_far_where_the_noise_lets_it(multiplier: float) -> None:
     noise = {"privacy.epsilon": None, "privacy.noise_multiplier": multiplier}
     settings = {**TARGET, **OPEN, **noise, "privacy.noise": "central", "privacy.correlation": "none"}
@@ -227,31 +214,6 @@ def test_the_server_goes_far_where_the_noise_lets_it(multiplier: float) -> None:
     assert server(**{"training.optimizer": "sgd"}) == ("mean", None, 1.0)
 
 
-@pytest.mark.parametrize(
-    "own",
-    [{"method.name": "rolora"}, {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}],
-)
-def test_rounds_that_cannot_be_added_up_get_no_momentum(own: dict[str, Any]) -> None:
-    assert settled({**TARGET, **OPEN, **own}).federation.server_optimizer == "mean"
-
-
-@pytest.mark.parametrize(
-    ("own", "count"),
-    [
-        ({"federation.rounds": 20}, 5),
-        ({}, 1),  # of three rounds
-        ({"federation.rounds": 20, "federation.average_last": 2}, 2),
-        ({"federation.rounds": 20, "training.optimizer": "sgd"}, 1),
-        ({"federation.rounds": 20, "evaluation.patience": 3}, 1),
-        ({"federation.rounds": 20, "privacy.on_exhausted": "stop"}, 1),
-        ({"federation.rounds": 20, "method.name": "fedara"}, 1),
-        ({"federation.rounds": 20, "privacy.unit": "example"}, 1),
-    ],
-)
-def test_a_run_under_noise_ends_with_the_mean_of_the_last_quarter(own: dict[str, Any], count: int) -> None:
-    assert settled({**TARGET, **OPEN, **own}).federation.average_last == count
-
-
 def test_what_never_travels_has_no_part_in_the_steps() -> None:
     noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "privacy.correlation": "none"}
     config = settled({**TARGET, **OPEN, **noise, "training.lr": 0.1, "method.personal": ("classifier",)})
@@ -263,35 +225,34 @@ def test_what_never_travels_has_no_part_in_the_steps() -> None:
 def test_a_mechanism_of_the_users_bounds_what_it_may() -> None:
     noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "federation.sampling": "poisson"}
     config = settled({**TARGET, **OPEN, **noise}, mechanism=Gaussian)
-    assert (config.privacy.clip_norm, config.federation.server_optimizer, config.federation.server_lr) == (
-        1.0,
-        "mean",
-        1.0,
-    )
+    server = config.federation
+    assert (config.privacy.clip_norm, server.server_optimizer, server.server_lr) == (1.0, "mean", 1.0)
 
 
-@pytest.mark.parametrize("own", [{"method.name": "rolora"}, {"training.optimizer": "sgd"}])
-def test_a_momentum_that_nothing_reads_is_refused(own: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"server_momentum = 0\.7 has no effect here, where the server takes the mean"
-    ):
-        settled({**TARGET, **OPEN, **own, "federation.server_momentum": 0.7})
+@every(
+    ("setting", "settings"),
+    [
+        ("training.head_factor", {"training.head_factor": 5.0}),  # of a head that is not there
+        ("training.lr", {"training.optimizer": "sgd", "training.lr": None}),
+        *(
+            ("federation.server_momentum", {**TWENTY, **own, "federation.server_momentum": 0.7})
+            for own in ({"method.name": "rolora"}, {"training.optimizer": "sgd"})
+        ),
+    ],
+)
+def test_a_setting_that_nothing_reads_or_that_is_missing_is_refused(setting: str, settings: dict[str, Any]) -> None:
+    with refused(ConfigError, setting):
+        settled(settings)
 
 
 @pytest.mark.parametrize(
     ("own", "noise", "correlation"),
-    [
-        ({}, "central", "none"),
-        ({}, "central", "banded"),
-        ({}, "local", "none"),
-        (MASKED, "distributed", "none"),
-    ],
+    [({}, "central", "none"), ({}, "central", "banded"), ({}, "local", "none"), (MASKED, "distributed", "none")],
 )
 def test_the_noise_that_the_server_goes_by_is_the_planners(own: dict[str, Any], noise: str, correlation: str) -> None:
     settings = {**TARGET, **own, "federation.sampling": "schedule", "federation.cohort": 4, "evaluation.phantoms": 0}
-    federation = toys.federation(
-        {**settings, "privacy.noise": noise, "privacy.correlation": correlation}, sizes=(4,) * 8
-    )
+    settings |= {"privacy.noise": noise, "privacy.correlation": correlation}
+    federation = toys.federation(settings, sizes=(4,) * 8)
     setting = Setting(8, 4, 3, 1e-3, dim=NUMBERS)
     ways = in_turn(setting, Target(8.0, None, 1e-3, stop_early=True), Possible(4 if own else 0))
     (share,) = (way.share(setting) for way in ways if (way.noise, way.correlation) == (noise, correlation))

@@ -13,6 +13,8 @@ from torch.nn import functional
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
 from secure_fed.errors import ModelError, RunDirectoryError
+from secure_fed.federation import Federation
+from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 
@@ -54,54 +56,43 @@ class Listening:
         self.promised, self.before = sentences, self.loss.calls
 
 
-def ledger(path: Path, epsilon: float) -> Ledger:
-    return Ledger.create(path, data_set="wards", epsilon=epsilon, delta=0.9)
+def privately(tmp_path: Path, epsilon: float, loss: Coupled) -> tuple[Federation, Ledger]:
+    """A private federation, and the ledger that it shares, with room for `epsilon`."""
+    path = tmp_path / "wards.sqlite"
+    book = Ledger.create(path, data_set="wards", epsilon=epsilon, delta=0.9)
+    return federation({**EXAMPLES, "privacy.ledger": str(path)}, loss=loss), book
 
 
 def test_a_ledger_without_room_refuses_before_any_trial(tmp_path: Path) -> None:
-    ledger(tmp_path / "wards.sqlite", NO_ROOM)
     loss = Coupled()
-    built = federation({**EXAMPLES, "privacy.ledger": str(tmp_path / "wards.sqlite")}, loss=loss)
     with pytest.raises(BudgetExhausted):
-        built.run(tmp_path / "run")
+        privately(tmp_path, NO_ROOM, loss)[0].run(tmp_path / "run")
     assert loss.calls == 0
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_a_trial_refuses_has_spent_nothing_and_left_nothing(tmp_path: Path) -> None:
-    book, loss = ledger(tmp_path / "wards.sqlite", ROOM), Coupled()
-    built = federation({**EXAMPLES, "privacy.ledger": str(tmp_path / "wards.sqlite")}, loss=loss)
-    with pytest.raises(ModelError):
-        built.run(tmp_path / "run")
-    assert loss.calls > 0
-    assert book.spent().epsilon == 0
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_client_s_run_that_a_trial_refuses_has_spent_nothing(tmp_path: Path) -> None:
-    book = ledger(tmp_path / "wards.sqlite", ROOM)
-    built = toys.federation({**NOISE, "privacy.ledger": str(tmp_path / "wards.sqlite")}, model=Remembering())
-    with pytest.raises(ModelError):
-        built.run(tmp_path / "run")
-    assert book.spent().epsilon == 0
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_guarantee_its_noise_and_its_cost_come_before_any_trial(tmp_path: Path) -> None:
-    ledger(tmp_path / "wards.sqlite", ROOM)
+    """The guarantee, its noise and its cost come before any trial."""
     loss = Coupled()
-    built, listening = (
-        federation({**EXAMPLES, "privacy.ledger": str(tmp_path / "wards.sqlite")}, loss=loss),
-        Listening(loss),
-    )
+    (built, book), listening = privately(tmp_path, ROOM, loss), Listening(loss)
     built.callbacks.append(listening)
-    with pytest.raises(ModelError):
+    with refused(ModelError):
         built.run(tmp_path / "run")
-    assert listening.before == 0
+    assert (listening.before, loss.calls > 0, book.spent().epsilon) == (0, True, 0)
+    assert not (tmp_path / "run").exists()
     guarantee, noise, cost = listening.promised
     assert "one example of one client" in guarantee
     assert "noise multiplier 1," in noise
     assert "'wards'" in cost
+
+
+def test_a_client_s_run_that_a_trial_refuses_has_spent_nothing(tmp_path: Path) -> None:
+    book = Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=ROOM, delta=0.9)
+    built = toys.federation({**NOISE, "privacy.ledger": str(tmp_path / "wards.sqlite")}, model=Remembering())
+    with refused(ModelError):
+        built.run(tmp_path / "run")
+    assert book.spent().epsilon == 0
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_without_privacy_promises_nothing() -> None:
@@ -116,6 +107,6 @@ def test_a_run_that_cannot_resume_here_is_refused_before_any_trial(tmp_path: Pat
     federation(EXAMPLES).run(tmp_path / "run")
     loss = Coupled()
     other = federation({**EXAMPLES, "training.lr": 0.1}, loss=loss)
-    with pytest.raises(RunDirectoryError):
+    with refused(RunDirectoryError):
         other.run(tmp_path / "run", resume=True)
     assert loss.calls == 0

@@ -148,7 +148,7 @@ def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
             f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
             f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
             "evaluation.audit_fraction, or set another federation.seed"
-        )
+        ).about("evaluation.audit_fraction", config.audit_fraction, "lower, so that somebody trains")
     facts = {**problem.facts, "clients": divided.names, "audit": {"units": len(held.units), "digest": held.digest}}
     collate = reading(problem.collate) if held.directions else problem.collate
     return held, replace(
@@ -234,7 +234,7 @@ def _planted(config: RunConfig, held: AuditPool, problem: Problem) -> AuditPool:
         raise ConfigError(
             f"evaluation.canaries = {config.evaluation.canaries!r} has no units to plant them in: {held.why}; raise "
             "evaluation.audit_fraction"
-        )
+        ).about("evaluation.canaries", config.evaluation.canaries, "an audit pool with units")
     context = CanaryContext.of(config, problem, held.kind)
     units = planted(config.evaluation.canaries, held.units, context)
     train: list[Any] = list(held.train)

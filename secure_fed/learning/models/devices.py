@@ -39,12 +39,13 @@ def find_devices(names: str) -> list[torch.device]:
     """
     devices = [_found(name.strip(), names) for name in names.split(",")]
     if len({(device.type, device.index or 0) for device in devices}) < len(devices):
-        raise ConfigError(f"model.device is {names!r}, which names a device twice; name each device once")
+        message = f"model.device is {names!r}, which names a device twice; name each device once"
+        raise ConfigError(message).about("model.device", names, "different devices")
     kinds = sorted({torch.cuda.get_device_name(device) if device.type == "cuda" else device.type for device in devices})
     if len(kinds) > 1:
         raise ConfigError(
             f"model.device is {names!r}, which are devices of different kinds ({', '.join(kinds)}); name devices of one kind"
-        )
+        ).about("model.device", names, "devices of one kind")
     return devices
 
 
@@ -56,8 +57,8 @@ def _found(name: str, names: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"model.device is {names!r}, which cannot be used here ({reason}); try cpu or auto"
+        raise ConfigError(f"model.device is {names!r}, which cannot be used here ({reason}); try cpu or auto").about(
+            "model.device", names, "a device of this machine"
         ) from error
     return device
 

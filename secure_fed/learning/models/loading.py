@@ -273,7 +273,7 @@ def _check_positions(config: ModelConfig, model: nn.Module) -> None:
         raise ConfigError(
             f"model.max_length is {config.max_length}, more than the {limit} positions of {config.name!r}; "
             f"set model.max_length to at most {limit}"
-        )
+        ).about("model.max_length", config.max_length, f"at most {limit}")
 
 
 def _give_padding(model: Any, tokenizer: Any) -> None:
@@ -351,14 +351,14 @@ def head_of(model: nn.Module, found: Sequence[str], modules: Sequence[str]) -> t
             raise MethodError(
                 f"method.modules_to_save names {module!r}, but the model has no such module with parameters; "
                 f"it has {some}, ..."
-            )
+            ).about("method.modules_to_save", module, "a module with parameters")
         for name in inside:
             first = next(other for other in names if places[other] is places[name])
             if first != name:
                 raise MethodError(
                     f"method.modules_to_save names {module!r}, whose {name} is {first} too: "
                     f"leave it out, or name {first.rpartition('.')[0]!r}, which trains both"
-                )
+                ).about("method.modules_to_save", module, "a module whose weights are its own")
     return tuple(name for name in names if name in found or any(_inside(name, module) for module in modules))
 
 

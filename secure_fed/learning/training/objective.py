@@ -65,7 +65,7 @@ class Objective(nn.Module):
             raise ConfigError(
                 f"loss is {type(loss).__name__}, which takes predictions and targets; "
                 "give a function loss(model, batch) that returns the loss of each example, shape (B,)"
-            )
+            ).about("loss", loss, "a function of model and batch")
         set_checkpointing(model, is_checkpointing(model) if checkpointing is None else checkpointing)
         self.model = model
         self.loss = loss
