@@ -247,5 +247,5 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
                 raise ConfigError(
                     "a shared ledger has to identify its unit, and your examples cannot be told apart by their content "
                     f"({error}): set privacy.unit_name to a name that all runs on this unit give"
-                ) from error
+                ).about("privacy.unit_name", config.privacy.unit_name, "a name") from error
     return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))

@@ -74,12 +74,12 @@ def build(config: RunConfig | MethodConfig) -> Method:
         raise ConfigError(
             f"federation.server_optimizer = {run.federation.server_optimizer!r} cannot be used with method.name = "
             f"{chosen.name!r}: {chosen.memoryless}; use 'mean'"
-        )
+        ).about("federation.server_optimizer", run.federation.server_optimizer, "mean")
     if chosen.needs_means and run.federation.aggregate != "mean":
         raise ConfigError(
             f"federation.aggregate = {run.federation.aggregate!r} cannot be used with method.name = {chosen.name!r}: "
             f"{chosen.needs_means}; use 'mean'"
-        )
+        ).about("federation.aggregate", run.federation.aggregate, "mean")
     return _described(run.method.name)[1](run)
 
 

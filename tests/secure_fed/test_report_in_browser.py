@@ -12,6 +12,7 @@ import io
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -26,6 +27,9 @@ from matplotlib import image
 
 from secure_fed.report.page import write_report
 from tests.cells import chosen
+from tests.secure_fed.conftest import make_private
+from tests.secure_fed.pages import RunFolder, changed
+from tests.secure_fed.test_report import Outline
 
 pytestmark = pytest.mark.usefixtures("drawn_once")
 
@@ -48,8 +52,6 @@ STARTS = 3  # on a loaded machine Chromium sometimes ends before its first answe
 
 DARK = (21, 24, 28)  # --page of page.css, dark and light
 LIGHT = (251, 250, 247)
-
-RunFolder = Callable[..., Path]
 
 
 def browser_program() -> str:
@@ -233,80 +235,72 @@ def assert_drawn(page: np.ndarray, drawing: dict[str, Any]) -> None:
     assert coloured >= 8, f"{name} shows no data"
 
 
+def test_a_page_needs_nothing_else(run_folder: RunFolder) -> None:
+    """It has all its drawings, no script, and nothing to fetch; drawings refer only to what they define."""
+    outline = Outline(run_folder(1))
+    assert outline.tags.count("svg") == 8
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(outline.tags)
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert ("content", policy) in outline.attributes
+    for name, value in outline.attributes:
+        assert not name.startswith("on")
+        assert name not in ("href", "xlink:href", "src") or value.startswith("#")
+        assert "url(" not in value or "url(#" in value
+    assert "url(" not in outline.style
+    assert "@import" not in outline.style
+    defined = [value for name, value in outline.attributes if name == "id"]
+    used = {value[1:] for name, value in outline.attributes if name == "xlink:href"}
+    used |= {found for _, value in outline.attributes for found in re.findall(r"url\(#([^)]+)\)", value)}
+    assert used
+    assert used <= set(defined)
+    assert len(defined) == len(set(defined))
+
+
 @pytest.mark.parametrize(
     ("rounds", "width", "scheme"),
-    chosen(itertools.product((1, 12), (1200, 380), ("light", "dark")), [(12, 1200, "dark"), (1, 380, "light")]),
+    chosen(itertools.product((1, 12), (1200, 380), ("light", "dark")), [(1, 380, "dark")]),
 )
-def test_every_plot_is_visible(browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int) -> None:
+def test_every_plot_is_visible_in_the_readers_light(
+    browser: Browser, run_folder: RunFolder, width: int, scheme: str, rounds: int
+) -> None:
     browser.screen(width=width, scheme=scheme)
     browser.open(write_report(run_folder(rounds)).as_uri())
     drawings = browser.evaluate(BOXES)
     assert len(drawings) == 8
     pixels = browser.whole_picture()
+    assert (pixels[:4, :4] == {"light": LIGHT, "dark": DARK}[scheme]).all()
     for drawing in drawings:
         assert_drawn(pixels, drawing)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_nothing_is_fetched_and_nothing_is_complained_of(
-    browser: Browser, run_folder: RunFolder, finished: bool
-) -> None:
-    url = write_report(run_folder(finished=finished)).as_uri()
-    browser.open(url)
-    assert browser.requests() == [url]
-    assert browser.complaints() == []
-
-
-@pytest.mark.parametrize(("scheme", "ground"), [("light", LIGHT), ("dark", DARK)])
-def test_the_page_follows_the_readers_light(
-    browser: Browser, run_folder: RunFolder, scheme: str, ground: tuple[int, int, int]
-) -> None:
-    browser.screen(width=1200, scheme=scheme)
-    browser.open(write_report(run_folder()).as_uri())
-    corner = browser.picture({"x": 0, "y": 0, "width": 4, "height": 4})
-    assert (corner == ground).all()
-
-
-def test_a_phone_shows_the_page_without_scrolling_sideways(browser: Browser, run_folder: RunFolder) -> None:
-    def long_names(run: dict[str, Any]) -> None:
-        run["run"]["clients"][0] = "general-hospital-" * 8
-        run["config"]["model"]["name"] = "/srv/models/" + "a-very-long-folder-name" * 6
-
+def test_a_phone_shows_every_page_without_scrolling_sideways(browser: Browser, run_folder: RunFolder) -> None:
     browser.screen(width=360, scheme="light")
-    browser.open(write_report(run_folder(edit=long_names)).as_uri())
-    browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+    names = {
+        "run.clients.0": "general-hospital-" * 8,
+        "config.model.name": "/srv/models/" + "a-very-long-folder-name" * 6,
+        "result.privacy.mechanism": "a-very-long-mechanism" * 9,
+    }
+    for private in (True, False):
+        edit = changed(names, lambda run, private=private: make_private(run, private=private))
+        browser.open(write_report(run_folder(1, edit=edit, name=f"private {private}")).as_uri())
+        browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+        warned = browser.evaluate('document.querySelectorAll("section.warning").length')
+        assert warned == (0 if private else 1)
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_a_phone_shows_a_guarantee_without_scrolling_sideways(
-    browser: Browser,
-    run_folder: RunFolder,
-    private_edit: Callable[..., Callable[[dict[str, Any]], None]],
-    private: bool,
+def test_nothing_is_fetched_and_a_script_in_a_clients_name_is_only_shown(
+    browser: Browser, run_folder: RunFolder
 ) -> None:
-    browser.screen(width=360, scheme="light")
-    edit = private_edit(private=private, mechanism="a-very-long-mechanism" * 9)
-    browser.open(write_report(run_folder(edit=edit)).as_uri())
-    browser.evaluate('document.querySelectorAll("details").forEach(part => part.open = true)')
-    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
-    warned = browser.evaluate('document.querySelectorAll("section.warning").length')
-    assert warned == (0 if private else 1)
-
-
-def test_a_script_in_a_clients_name_is_only_shown(browser: Browser, run_folder: RunFolder) -> None:
     name = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title = 'taken'\">"
-
-    def hostile(run: dict[str, Any]) -> None:
-        run["run"]["clients"][0] = name
-        run["rows"][0]["rejected"] = [name]
-
-    url = write_report(run_folder(edit=hostile)).as_uri()
+    edit = changed({"run.clients.0": name, "rows.0.rejected": [name]})
+    url = write_report(run_folder(1, edit=edit)).as_uri()
     browser.open(url)
     assert name in browser.evaluate("document.body.innerText")
     assert browser.evaluate("document.title") == "hand-made: federated fine-tuning report"
     assert browser.evaluate("document.scripts.length + document.images.length") == 0
     assert browser.requests() == [url]
+    assert browser.complaints() == []
 
 
 def test_the_witness_sees_a_request_an_error_and_an_empty_drawing(browser: Browser, tmp_path: Path) -> None:
@@ -324,40 +318,3 @@ def test_the_witness_sees_a_request_an_error_and_an_empty_drawing(browser: Brows
     assert "nothing is not defined" in complaints
     with pytest.raises(AssertionError, match="empty shows no data"):
         assert_drawn(browser.whole_picture(), browser.evaluate(BOXES)[0])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("ci", "outcome"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_without_a_browser_it_is_said_what_to_install(
-    ci: str, outcome: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("CI", ci)
-    with pytest.raises(outcome, match="apt-get install chromium"):
-        browser_program()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("bad_starts", [STARTS - 1, STARTS])
-def test_a_browser_that_ends_at_its_start_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad_starts: int
-) -> None:
-    program = tmp_path / "chromium"
-    program.write_text(
-        f"#!/bin/sh\necho start >> {tmp_path}/starts\n[ $(wc -l < {tmp_path}/starts) -gt {bad_starts} ] || "
-        f'{{ echo "no room"; exit 1; }}\nexec {browser_program()} "$@"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    folders = (tmp_path / str(number) for number in itertools.count())
-
-    def new_folder() -> Path:
-        (folder := next(folders)).mkdir()
-        return folder
-
-    if bad_starts == STARTS:
-        with pytest.raises(pytest.fail.Exception, match="no room"), started_browser(new_folder):
-            pass
-    else:
-        with started_browser(new_folder) as running:
-            assert running.evaluate("1 + 1") == 2

@@ -1,9 +1,8 @@
-"""docs/result.schema.json describes every result.json."""
+"""docs/result.schema.json describes every result.json, and the report tells of every run that writes one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ import pytest
 from privacy.entropy import SeededEntropy
 from tests.cells import chosen
 from tests.secure_fed import toys
+from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import masked
+from tests.secure_fed.pages import Edit, RunFolder, changed, told
 
-RunFolder = Callable[..., Path]
-PrivateEdit = Callable[..., Callable[[dict[str, Any]], None]]
+pytestmark = pytest.mark.usefixtures("never_drawn")
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
 MASKED = {"secure_aggregation.enabled": True, **CLIENT}
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "result.schema.json").read_text(encoding="utf-8"))
@@ -40,17 +38,12 @@ def result_in(folder: Path) -> dict[str, Any]:
 
 
 MEMBERSHIP = {
-    "attack": "loss",
-    "unit": "example",
-    "members": 400,
-    "non_members": 380,
-    "auc": 0.53,
-    "auc_interval": [0.4, 0.66],
+    **{"attack": "loss", "unit": "example", "members": 400, "non_members": 380},
+    **{"auc": 0.53, "auc_interval": [0.4, 0.66], "why": ""},
     "tpr_at_fpr": {
         "0.01": {"tpr": 0.02, "tpr_interval": [0, 0.1], "fpr": 0.01, "fpr_interval": [0, 0.02]},
         "0.001": None,
     },
-    "why": "",
 }
 
 
@@ -59,65 +52,53 @@ def test_the_schema_is_one_and_describes_every_key() -> None:
     assert all(described["description"] for described in SCHEMA["properties"].values())
 
 
-def test_the_schema_accepts_a_result(run_folder: RunFolder) -> None:
-    check(result_in(run_folder()))
+REALISED = {"result.privacy.realised": {"survivors": 3, "noise_multiplier": 1.2, "epsilon": 2.6}}
+WRONG: dict[str, tuple[Edit, str, dict[str, list[Any]]]] = {  # the part of the result, and wrong values of its entries
+    "open": (
+        changed({}),
+        "",
+        {
+            **{"surprise": [1], "schema": [2], "accuracy": [1.1, "0.9"], "unit": ["nobody"], "rounds": [0]},
+            **{"epsilon": ["none", 1.0], "delta": [1e-5]},  # without a privacy unit
+            **{"sampling_rate": [0], "bytes_up": [1.5], "label_names": ["asthma"]},
+        },
+    ),
+    "private": (
+        make_private,
+        "",
+        {
+            **{"unit": ["none"], "privacy": [None], "epsilon": [None], "epsilon_participants": [None], "delta": [1.0]},
+            **{"noise_multiplier": [None], "epsilon_cumulative": [None], "ended_early": [False]},
+        },
+    ),
+    "guarantee": (make_private, "privacy", {"surprise": [1]}),
+    "realised": (changed(REALISED, masked("distributed")), "privacy.realised", {"surprise": [1]}),
+    "masks": (
+        masked("nothing"),
+        "secure_aggregation",
+        {
+            **{"surprise": [1], "bits": [16], "clients": [2], "failure": [1.5], "survivors": [0]},
+            **{"active": [None], "threshold": [None]},
+        },
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("surprise", 1),
-        ("schema", 2),
-        ("accuracy", 1.1),
-        ("accuracy", "0.9"),
-        ("epsilon", "none"),
-        ("epsilon", 1.0),  # without a privacy unit
-        ("delta", 1e-5),
-        ("unit", "nobody"),
-        ("rounds", 0),
-        ("sampling_rate", 0),
-        ("bytes_up", 1.5),
-        ("label_names", "asthma"),
-    ],
-)
-def test_the_schema_refuses_a_wrong_value(run_folder: RunFolder, key: str, value: object) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        check({**result_in(run_folder()), key: value})
-
-
-def test_the_schema_accepts_a_private_result(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
-    check(result_in(run_folder(edit=private_edit())))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("unit", "none"),
-        ("privacy", None),
-        ("epsilon", None),
-        ("epsilon_participants", None),
-        ("noise_multiplier", None),
-        ("epsilon_cumulative", None),
-        ("delta", 1.0),
-        ("ended_early", False),
-    ],
-)
-def test_the_schema_refuses_half_a_guarantee(
-    run_folder: RunFolder, private_edit: PrivateEdit, key: str, value: object
-) -> None:
-    result = result_in(run_folder(edit=private_edit()))
-    with pytest.raises(jsonschema.ValidationError):
-        check({**result, key: value})
-
-
-def test_the_schema_asks_for_every_term_of_a_guarantee(run_folder: RunFolder, private_edit: PrivateEdit) -> None:
-    result = result_in(run_folder(edit=private_edit()))
-    for term in result["privacy"]:
-        shorter = {name: value for name, value in result["privacy"].items() if name != term}
-        with pytest.raises(jsonschema.ValidationError, match=term):
-            check({**result, "privacy": shorter})
-    with pytest.raises(jsonschema.ValidationError, match="surprise"):
-        check({**result, "privacy": {**result["privacy"], "surprise": 1}})
+@pytest.mark.parametrize("name", WRONG)
+def test_the_schema_accepts_a_result_and_no_wrong_or_missing_value(run_folder: RunFolder, name: str) -> None:
+    edit, part, wrong = WRONG[name]
+    result = result_in(run_folder(edit=edit))
+    check(result)
+    at = result
+    for step in part.split(".") if part else []:
+        at = at[step]
+    cases = [{**at, key: value} for key, values in wrong.items() for value in values]
+    cases += [{key: value for key, value in at.items() if key != lacked} for lacked in at]
+    for case in cases:
+        at.clear()
+        at.update(case)
+        with pytest.raises(jsonschema.ValidationError):
+            check(result)
 
 
 WRITTEN: list[dict[str, Any]] = [
@@ -135,52 +116,34 @@ WRITTEN: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", chosen(WRITTEN, [WRITTEN[place] for place in (0, 1, 4, 5, 8)]))
-def test_the_schema_accepts_what_runs_write(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", chosen(WRITTEN, [WRITTEN[place] for place in (0, 4, 5, 8)]))
+def test_what_runs_write_has_the_schema_and_is_reported_finished_and_unfinished(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     toys.federation({**settings, "federation.rounds": 2}).run(tmp_path / "run")
     result = result_in(tmp_path / "run")
     check(result)
-    assert result["unit"] == settings.get("privacy.unit", "none")
-    assert (result["secure_aggregation"] is not None) == settings.get("secure_aggregation.enabled", False)
+    unit, masks = settings.get("privacy.unit", "none"), settings.get("secure_aggregation.enabled", False)
+    assert result["unit"] == unit
+    assert (result["secure_aggregation"] is not None) == masks
+    for finished in (True, False):
+        text = told(tmp_path / "run")
+        assert "NOT" not in text.split("Every setting")[0]
+        assert ("Its cost" in text) is masks
+        assert ("Its parameters" in text) is (masks and finished)
+        if unit != "none":
+            assert ("This run is (" if finished else "is planned to be (") in text
+            assert f"Protected: {result['privacy']['unit']}." in text
+        (tmp_path / "run" / "result.json").unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("part", ["secure_aggregation", "realised"])
-def test_the_schema_asks_for_every_fact_of_masks_and_their_noise(run_folder: RunFolder, part: str) -> None:
-    result = result_in(run_folder(edit=masked("distributed")))
-    result["privacy"]["realised"] = {"survivors": 3, "noise_multiplier": 1.2, "epsilon": 2.6}
-    check(result)
-    holder = result["privacy"] if part == "realised" else result
-    whole = holder[part]
-    for changed in [{**whole, "surprise": 1}, *({n: v for n, v in whole.items() if n != name} for name in whole)]:
-        holder[part] = changed
-        with pytest.raises(jsonschema.ValidationError):
-            check(result)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("bits", 16), ("clients", 2), ("failure", 1.5), ("survivors", 0), ("active", None), ("threshold", None)],
-)
-def test_the_schema_refuses_masks_that_no_run_has(run_folder: RunFolder, name: str, value: object) -> None:
-    result = result_in(run_folder(edit=masked("nothing")))
-    check(result)
-    result["secure_aggregation"][name] = value
-    with pytest.raises(jsonschema.ValidationError):
-        check(result)
-
-
-def test_the_schema_accepts_a_run_whose_noise_was_injected(tmp_path: Path) -> None:
-    settings = {**CLIENT, "federation.cohort": 2}
+def test_a_run_whose_noise_was_injected_is_told_as_not_private(tmp_path: Path) -> None:
+    settings = {**CLIENT, "federation.cohort": 2, "federation.rounds": 2}
     toys.federation(settings, entropy=SeededEntropy(0)).run(tmp_path / "run")
     result = result_in(tmp_path / "run")
     check(result)
     assert result["privacy"]["private"] is False
     assert result["privacy_statement"].startswith("NOT PRIVATE")
-
-
-def test_the_schema_asks_for_every_key(run_folder: RunFolder) -> None:
-    result = result_in(run_folder())
-    for key in result:
-        shorter = {name: value for name, value in result.items() if name != key}
-        with pytest.raises(jsonschema.ValidationError, match=key):
-            check(shorter)
+    assert "This run is NOT PRIVATE" in told(tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    assert "This run is NOT PRIVATE" in told(tmp_path / "run")

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -19,6 +19,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from secure_fed.runs import roc
 from tests.cells import chosen, every
+from tests.golden import refused
 
 Floats = NDArray[np.float64]
 scores = st.lists(st.sampled_from([-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, math.inf]), min_size=1, max_size=12)
@@ -37,30 +38,27 @@ def naive_tail(at_least: int, n: int, p: float) -> float:
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(at_least, n + 1))
 
 
+@settings(max_examples=40)
 @given(scores, scores)
 def test_the_area_is_that_of_all_pairs(members: list[float], non_members: list[float]) -> None:
     assert roc.auc(members, non_members) == pytest.approx(float(naive_auc(members, non_members)))
 
 
-def test_the_area_is_scikit_learns() -> None:
-    rng = np.random.default_rng(0)
-    members, non_members = np.round(rng.normal(0.3, 1, 300), 1), np.round(rng.normal(0, 1, 200), 1)  # with ties
-    truth = np.repeat([1, 0], [300, 200])
-    assert roc.auc(members, non_members) == pytest.approx(roc_auc_score(truth, np.r_[members, non_members]), abs=1e-14)
+@every("decimals", [0, 1, 15])
+def test_area_and_curve_are_scikit_learns(decimals: int) -> None:
+    rng = np.random.default_rng(decimals)
+    members, non_members = (
+        np.round(rng.normal(at, 1, 70), decimals) for at in (0.5, 0)
+    )  # the fewer decimals, the more ties
+    truth, scores = np.repeat([1, 0], 70), np.r_[members, non_members]
+    assert roc.auc(members, non_members) == pytest.approx(roc_auc_score(truth, scores), abs=1e-14)
+    fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
+    found = roc.curve(members, non_members)
+    assert (found[0].tolist(), found[1].tolist()) == (fpr.tolist(), tpr.tolist())
 
 
 def test_the_sign_is_not_chosen() -> None:
     assert roc.rank([0.0] * 20, [1.0] * 20).auc == 0.0
-
-
-@pytest.mark.parametrize("decimals", [0, 1, 15])
-def test_the_curve_is_scikit_learns(decimals: int) -> None:
-    rng = np.random.default_rng(decimals)
-    members, non_members = (np.round(rng.normal(at, 1, 70), decimals) for at in (0.5, 0))
-    fpr, tpr, _ = roc_curve(np.repeat([1, 0], 70), np.r_[members, non_members], drop_intermediate=False)
-    found = roc.curve(members, non_members)
-    assert found[0].tolist() == fpr.tolist()
-    assert found[1].tolist() == tpr.tolist()
 
 
 def test_the_curve_ranks_infinities() -> None:
@@ -68,6 +66,7 @@ def test_the_curve_ranks_infinities() -> None:
     assert (fpr.tolist(), tpr.tolist()) == ([0, 0, 0.5, 1], [0, 0.5, 1, 1])
 
 
+@settings(max_examples=30)
 @given(scores, st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 1.0, math.inf]), min_size=30, max_size=60))
 def test_the_threshold_is_the_smallest_that_keeps_to_the_rate(members: list[float], non_members: list[float]) -> None:
     at = roc.tpr_at(members, non_members, 0.1)
@@ -102,17 +101,13 @@ def test_rates_have_exact_intervals(count: int, of: int) -> None:
     assert rate.high == 1 if count == of else 1 - naive_tail(count + 1, of, rate.high) == pytest.approx(0.025)
 
 
-def test_no_false_positive_in_a_thousand_shows_three_in_a_thousand() -> None:
-    assert roc.exact_rate(0, 1000, 0.9).high == pytest.approx(0.0030, abs=5e-5)
-
-
 def test_the_interval_of_the_false_positives_holds_though_the_threshold_is_taken_from_them() -> None:
     rng, missed = np.random.default_rng(0), 0
-    for _ in range(1000):
+    for _ in range(400):
         at = roc.tpr_at([0.0], rng.normal(size=300), 0.05)
         assert at is not None
         missed += not at.fpr.low <= stats.norm.sf(at.threshold) <= at.fpr.high
-    assert missed <= 70
+    assert missed <= 28
 
 
 @pytest.mark.parametrize(
@@ -142,10 +137,10 @@ def test_the_interval_is_scipys(auc: float, n: int, decimals: int) -> None:
         return np.mean(above + alike / 2, axis=(-1, -2))
 
     theirs = stats.bootstrap(
-        (members, non_members), area, n_resamples=40_000, method="BCa", rng=np.random.default_rng(0), batch=500
+        (members, non_members), area, n_resamples=10_000, method="BCa", rng=np.random.default_rng(0), batch=500
     ).confidence_interval
-    found = roc.rank(members, non_members, resamples=40_000).auc_interval
-    assert found == pytest.approx((theirs.low, theirs.high), abs=0.006)  # the random error of 40,000 resamples
+    found = roc.rank(members, non_members, resamples=10_000).auc_interval
+    assert found == pytest.approx((theirs.low, theirs.high), abs=0.012)  # the random error of 10,000 resamples
 
 
 def test_groups_are_resampled_apart() -> None:
@@ -170,29 +165,25 @@ def test_separate_scores_have_an_exact_interval(auc: float, n: int) -> None:
 
 
 def test_equal_scores_show_an_area_about_a_half() -> None:
+    """Every resample has the same area, and BCa has no interval."""
+    assert roc.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200) is None
     low, high = roc.rank(np.zeros(100), np.zeros(200)).auc_interval
     assert (low, high) == pytest.approx((0.5 - (1 - 0.0125**0.01) / 2, 0.5 + (1 - 0.0125**0.01) / 2))
 
 
-def test_resamples_that_are_all_alike_show_little() -> None:
-    """All scores are equal, so that every resample has the same area, and BCa has no interval."""
-    interval = roc.bca(np.zeros(20), np.zeros(20), 0.95, np.random.default_rng(0), 200)
-    assert interval is None
-
-
-@pytest.mark.parametrize("steps", [2, 3, 100])
-@pytest.mark.parametrize("n", [3, 9])
+@every("steps", [2, 100])
+@every("n", [3, 9])
 def test_few_units_have_an_interval_that_holds(steps: int, n: int) -> None:
     """The scores may have ties."""
     rng, covered = np.random.default_rng(steps), 0
     values = np.arange(steps)
     law = (values + 1.0) / (values + 1).sum()
     truth = sum(law[i] * ((i > values).sum() + 0.5) / steps for i in values)  # against uniform non-members
-    for seed in range(600):
+    for seed in range(150):
         members, non_members = rng.choice(values, n, p=law), rng.integers(steps, size=n)
         low, high = roc.rank(members, non_members, seed=seed).auc_interval
         covered += low <= truth <= high
-    assert covered >= 0.95 * 600
+    assert covered >= 0.95 * 150
 
 
 @pytest.mark.nightly
@@ -218,20 +209,17 @@ def test_a_thousand_of_each_are_ranked_with_all_that_is_said() -> None:
     assert found.at[0.001] is None
 
 
-def test_equal_arguments_give_equal_rankings_and_the_seed_matters() -> None:
+def test_only_the_seed_and_the_order_of_scores_count() -> None:
     members, non_members = binormal(0.6, 50, np.random.default_rng(0))
-    assert roc.rank(members, non_members, seed=1) == roc.rank(members, non_members, seed=1)
-    assert roc.rank(members, non_members, seed=1) != roc.rank(members, non_members, seed=2)
-
-
-def test_only_the_order_of_scores_counts() -> None:
-    members, non_members = binormal(0.6, 50, np.random.default_rng(0))
-    one, other = roc.rank(members, non_members), roc.rank(np.exp(members), np.exp(non_members))
+    one = roc.rank(members, non_members, resamples=300)
+    assert roc.rank(members, non_members, resamples=300) == one
+    assert roc.rank(members, non_members, resamples=300, seed=1) != one
+    other = roc.rank(np.exp(members), np.exp(non_members), resamples=300)
     assert (one.auc, one.auc_interval) == (other.auc, other.auc_interval)
     members[0], non_members[0] = members.max() + 1, non_members.min() - 1
-    far, finite = (members.copy(), non_members.copy()), roc.rank(members, non_members)
-    far[0][0], far[1][0] = math.inf, -math.inf
-    assert roc.rank(*far).auc_interval == finite.auc_interval
+    finite = roc.rank(members, non_members, resamples=300)
+    members[0], non_members[0] = math.inf, -math.inf
+    assert roc.rank(members, non_members, resamples=300).auc_interval == finite.auc_interval
 
 
 def test_a_ranking_is_json() -> None:
@@ -244,18 +232,16 @@ def test_a_ranking_is_json() -> None:
 
 
 def test_what_cannot_be_ranked_is_refused() -> None:
-    for members, problem in (
-        ([], "at least one"),
-        ([[1.0]], "shape"),
-        ([math.nan, 1.0], "1 of 2 scores of members are NaN"),
+    for members, non_members, confidence in (
+        ([], [1.0], 0.95),
+        ([[1.0]], [1.0], 0.95),
+        ([math.nan, 1.0], [1.0], 0.95),
+        ([1.0], [math.nan], 0.95),
+        ([1.0], [1.0], 1.0),
     ):
-        with pytest.raises(ValueError, match=problem):
-            roc.rank(members, [1.0])
-        with pytest.raises(ValueError, match="non-members"):
-            roc.rank([1.0], [math.nan])
-    with pytest.raises(ValueError, match="confidence of 1 "):
-        roc.rank([1.0], [1.0], confidence=1.0)
-    with pytest.raises(ValueError, match="rate of 0 "):
+        with refused(ValueError):
+            roc.rank(members, non_members, confidence=confidence)
+    with refused(ValueError):
         roc.tpr_at([1.0], [1.0], 0.0)
 
 
@@ -292,7 +278,7 @@ def test_the_band_is_what_it_says(decimals: int) -> None:
 
 def test_the_band_holds_at_every_rate_and_needs_both_groups() -> None:
     """The true curve is Phi(d + Phi^-1(x)). A band that takes observed false-positive rates as exact misses it too often."""
-    rng, shift, runs = np.random.default_rng(0), math.sqrt(2) * stats.norm.ppf(0.7), 400
+    rng, shift, runs = np.random.default_rng(0), math.sqrt(2) * stats.norm.ppf(0.7), 150
     at = np.array([0.01, 0.05, 0.2, 0.5, 0.9])
     truth = stats.norm.cdf(shift + stats.norm.ppf(at))
     missed, missed_by_naive = np.zeros(len(at)), np.zeros(len(at))

@@ -18,13 +18,15 @@ from hypothesis import strategies as st
 
 from privacy.correlation import square_root
 from privacy.errors import BudgetExhausted, TurnPassed
-from privacy.ledger import Ledger
+from privacy.ledger import Account, Ledger
+from privacy.mechanisms import Gaussian
 from privacy.sampling_and_turns import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.audit_pool.number_of_phantoms import Room, count
 from secure_fed.methods.method import State
+from secure_fed.report.result import Result
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler
 from secure_fed.rounds.placement import SUM, Population
@@ -32,13 +34,15 @@ from secure_fed.rounds.protection import _room
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
 from tests.cells import chosen, every
+from tests.golden import refused
 from tests.secure_fed import private_toys, toys
-from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, SIZES, Killed, federation, of_zeros
+from tests.secure_fed.in_turn import BANDED, CLIP, IN_TURN, SIZES, Killed, Zeros, federation, of_zeros
 from tests.secure_fed.masked import lying
 
 MASKED: dict[str, Any] = {"secure_aggregation.enabled": True, "federation.cohort": 3}
 SHARES: dict[str, Any] = {**MASKED, "privacy.noise": "distributed"}
 TWELVE = [5] * 12
+RUN = r"run-\w+"  # its name in a ledger
 
 
 def order_of(built: Federation) -> PublicOrder:
@@ -111,7 +115,6 @@ def test_by_default_there_is_a_phantom_in_every_masked_sum_or_none_at_all() -> N
         ({"privacy.unit": "client", "privacy.noise": "local"}, 2),
         ({"privacy.unit": "example"}, 2),
         ({"privacy.unit": "client", "privacy.noise": "local", "privacy.participations": 1}, 1),
-        ({"privacy.unit": "client", "privacy.noise": "local", "privacy.participations": 5}, 2),
         ({"privacy.unit": "client", "privacy.noise": "local", "federation.rounds": 7}, 3),
     ],
 )
@@ -147,8 +150,7 @@ def test_a_client_answers_in_its_turn_and_once(tmp_path: Path) -> None:
     built, again = federation(IN_TURN), federation(IN_TURN)
     order, client = order_of(built), built.assembly.clients[4]
     own = [turn for turn in range(6) if order.has_turn(4, turn)]
-    assert built.assembly.attendance is not None
-    built.assembly.attendance.begin(tmp_path / "turns")
+    built.assembly.attendance.begin(tmp_path / "turns")  # type: ignore[union-attr]
     for turn in range(6):
         if turn not in own:
             assert client.job(request(built, turn)) is None, "nor is it trained for another's turn"
@@ -157,8 +159,7 @@ def test_a_client_answers_in_its_turn_and_once(tmp_path: Path) -> None:
     client.handle(request(built, own[0]))
     with pytest.raises(NotYourTurn):
         client.handle(request(built, own[0]))
-    assert again.assembly.attendance is not None
-    again.assembly.attendance.begin(tmp_path / "turns")
+    again.assembly.attendance.begin(tmp_path / "turns")  # type: ignore[union-attr]
     restarted = again.assembly.clients[4]
     with pytest.raises(NotYourTurn):
         restarted.handle(request(again, own[0]))
@@ -200,19 +201,29 @@ def test_a_request_of_another_round_than_its_session_s_is_refused() -> None:
 # Charges.
 
 
+def killed(settings: Mapping[str, Any], path: Path, dies_in: int) -> Federation:
+    """A run that is killed in this round, whose clients send zeros."""
+    built = federation(settings)
+    of_zeros(built, dies_in)
+    with pytest.raises(Killed):
+        built.run(path)
+    return built
+
+
+def resumed(settings: Mapping[str, Any], path: Path) -> tuple[Zeros, Federation, Result]:
+    again = federation(settings)
+    zeros, _ = of_zeros(again)
+    return zeros, again, again.run(path, resume=True)
+
+
 @pytest.mark.parametrize(("method", "passes"), [("fedlora", 1), ("fedask", 2)])
 def test_a_round_is_charged_whole_and_an_interrupted_one_is_not_repeated(
     tmp_path: Path, method: str, passes: int
 ) -> None:
     asked_for = {**IN_TURN, "method.name": method, **({"method.oversampling": 1} if passes == 2 else {})}
-    built = federation(asked_for)
-    of_zeros(built, 2)
-    with pytest.raises(Killed):
-        built.run(tmp_path / "run")
+    killed(asked_for, tmp_path / "run", 2)
     assert private_toys.charged(tmp_path / "run") == 3 * passes
-    again = federation(asked_for)
-    zeros, _ = of_zeros(again)
-    result = again.run(tmp_path / "run", resume=True)
+    zeros, again, result = resumed(asked_for, tmp_path / "run")
     assert [turn for turn, _ in zeros.asked] == [turn for turn in (3, 4, 5) for _ in range(passes)]
     assert private_toys.charged(tmp_path / "run") == result.summary["releases"] == 6 * passes
     assert [record.get("lost", "") for record in result.records][2].startswith("round 3 was interrupted")
@@ -238,15 +249,10 @@ def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path:
         **{**IN_TURN, "method.name": "fedask", "method.oversampling": 1},
         **{"privacy.epsilon": 5.5, "privacy.on_exhausted": "stop"},
     }
-    built = federation(asked_for)
+    built = killed(asked_for, tmp_path / "run", 1)
     assert built.assembly.protection.plan is not None
     assert built.assembly.protection.plan.releases == 6
-    of_zeros(built, 1)
-    with pytest.raises(Killed):
-        built.run(tmp_path / "run")
-    again = federation(asked_for)
-    zeros, _ = of_zeros(again)
-    result = again.run(tmp_path / "run", resume=True)
+    zeros, _, result = resumed(asked_for, tmp_path / "run")
     assert [turn for turn, _ in zeros.asked] == [2, 2]
     assert result.summary["rounds"] == 3
     assert "after 3 of 6 rounds" in result.summary["ended_early"]
@@ -254,13 +260,7 @@ def test_a_plan_that_was_cut_is_not_gone_beyond_where_a_round_was_lost(tmp_path:
 
 def two_processes(path: Path) -> tuple[RunBudget, RunBudget]:
     """The budgets of two processes that take themselves for one run of six rounds, of which two are charged."""
-    built = federation(IN_TURN)
-    of_zeros(built, 1)
-    with pytest.raises(Killed):
-        built.run(path)
-    from privacy.ledger import Account
-
-    plan = built.assembly.protection.plan
+    plan = killed(IN_TURN, path, 1).assembly.protection.plan
     assert plan is not None
     ledgers = [private_toys.own_ledger(path) for _ in range(2)]
     (run,) = {row.run for row in ledgers[0].rows() if row.kind == "reserve"}
@@ -274,12 +274,12 @@ def test_two_processes_that_take_themselves_for_one_run_do_not_both_make_a_round
     one, two = two_processes(tmp_path / "run")
     assert one.begun == two.begun == 2
     one.charge(2, "change")
-    with pytest.raises(TurnPassed, match="round 3 was interrupted"):
+    with refused(TurnPassed):
         two.charge(2, "change")
-    with pytest.raises(TurnPassed, match="round 3 has made its 1 releases"):
+    with refused(TurnPassed):
         one.charge(2, "change")
     two.account.next_round = lambda: 2  # type: ignore[method-assign] # before one.charge, as if both processes had read it then
-    with pytest.raises(BudgetExhausted, match="another process of this run has charged"):
+    with refused(BudgetExhausted, hide=RUN):
         two.charge(2, "change")
 
 
@@ -289,13 +289,13 @@ def test_rounds_lost_before_their_charge_leave_no_room_to_make_a_round_twice_or_
     one.charge(4, "change")
     assert two.begun == 5
     for round_ in (4, 3):
-        with pytest.raises(TurnPassed, match=f"round {round_ + 1} was interrupted"):
+        with refused(TurnPassed):
             two.charge(round_, "change")
-    with pytest.raises(BudgetExhausted, match="round 7 is beyond the 6 planned"):
+    with refused(BudgetExhausted):
         two.charge(6, "change")
     two.account.next_round = lambda: 2  # type: ignore[method-assign] # before one.charge
     for round_ in (4, 3):
-        with pytest.raises(BudgetExhausted, match="another process of this run has charged round 5"):
+        with refused(BudgetExhausted, hide=RUN):
             two.charge(round_, "change")
     assert two.charged == {"": 3}
 
@@ -307,23 +307,15 @@ ALONE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", chosen(ALONE, ALONE[:2]), ids=lambda settings: "-".join(settings.values()))
+@pytest.mark.parametrize("settings", chosen(ALONE, ALONE[1:2]), ids=lambda settings: "-".join(settings.values()))
 def test_where_no_guarantee_counts_on_turns_an_interrupted_round_is_made_again(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     public = {name: value for name, value in IN_TURN.items() if not name.startswith("privacy.")}
     noise = {"privacy.noise_multiplier": 1.0, "privacy.clip_norm": CLIP, "privacy.delta": 1e-3}
     asked_for = {**public, **(noise if settings["privacy.unit"] != "none" else {}), **settings, "federation.rounds": 3}
-    if settings["privacy.unit"] == "example":
-        del asked_for["privacy.unit"]
-        asked_for |= private_toys.EXAMPLE | {"privacy.noise_multiplier": 1.0}
-    built = federation(asked_for)
-    of_zeros(built, 1)
-    with pytest.raises(Killed):
-        built.run(tmp_path / "run")
-    again = federation(asked_for)
-    zeros, _ = of_zeros(again)
-    again.run(tmp_path / "run", resume=True)
+    killed(asked_for, tmp_path / "run", 1)
+    zeros, _, _ = resumed(asked_for, tmp_path / "run")
     assert [turn for turn, _ in zeros.asked] == [1, 2]
 
 
@@ -347,7 +339,7 @@ def totals(built: Federation, state: State, absent: int | None) -> dict[str, tor
     return dict(intake.total.total().dense().parts())
 
 
-@pytest.mark.parametrize("how", [{}, MASKED, SHARES], ids=["open", "masked", "shares"])
+@pytest.mark.parametrize("how", chosen([{}, MASKED, SHARES], [{}, SHARES]), ids=["open", "masked", "shares"])
 def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_other(how: Mapping[str, Any]) -> None:
     """The sums go through training, clipping, codec, packing and masks, from equal states. Shares of noise are seeded."""
     asked_for = {**IN_TURN, **how}
@@ -392,7 +384,7 @@ def test_a_vanished_client_leaves_its_place_empty_and_the_divisor_alone() -> Non
 
 def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
     """A client whose training diverged sends zeros, which have the same size in the record as any other factors."""
-    asked_for = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 3}
+    asked_for = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 2}
     train = [toys.examples(client + 1, size) for client, size in enumerate(SIZES)]
     bad = [
         [{**one, "x": one["x"] * math.nan} for one in own] if client == 4 else own for client, own in enumerate(train)
@@ -407,32 +399,24 @@ def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
 # Refusals and plans.
 
 
-@every(
-    "settings, said",
+@pytest.mark.parametrize(
+    ("settings", "about"),
     [
-        ({"federation.sampling": "poisson"}, "federation.sampling = 'poisson' is refused"),
-        ({"privacy.noise": "distributed", **MASKED}, "privacy.noise = 'distributed' is refused"),
-        ({"privacy.noise": "local"}, "privacy.noise = 'local' is refused"),
-        (
-            {**SHARES, "privacy.hidden_cohort": True},
-            "federation.sampling = 'schedule' contradicts privacy.hidden_cohort",
-        ),
-        ({"privacy.clip_quantile": 0.5}, "privacy.clip_quantile = 0.5 is refused"),
-        ({"method.name": "rolora", "method.rank": 2}, "rolora: B and A change in turn"),
-        ({"method.name": "fra_then_ffa", "method.switch_round": 1}, "fra_then_ffa: its rounds do not all sum the same"),
-        ({"method.name": "fedpower", "method.rank": 2}, "fedpower: the basis that a change is written in"),
-        ({"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}, "sketch' is refused"),
+        ({"federation.sampling": "poisson"}, "federation.sampling"),
+        ({"privacy.noise": "distributed", **MASKED}, "privacy.noise"),
+        ({"privacy.noise": "local"}, "privacy.noise"),
+        ({**SHARES, "privacy.hidden_cohort": True}, "federation.sampling"),
+        ({"privacy.clip_quantile": 0.5}, "privacy.clip_quantile"),
+        ({"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}, "method.transport_form"),
     ],
 )
-def test_correlated_noise_is_refused_where_it_cannot_be_taken_back(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_correlated_noise_is_refused_where_it_cannot_be_taken_back(settings: dict[str, Any], about: str) -> None:
+    with refused(ConfigError, about):
         federation({**BANDED, **settings})
 
 
 def test_a_mechanism_of_ones_own_is_refused() -> None:
-    from privacy.mechanisms import Gaussian
-
-    with pytest.raises(ConfigError, match="mechanism of your own"):
+    with refused(ConfigError):
         federation(IN_TURN, mechanism=Gaussian)
 
 
@@ -442,20 +426,18 @@ def test_a_mechanism_of_ones_own_is_refused() -> None:
         {"evaluation.phantoms": 2},
         {"evaluation.audit_fraction": 0.5},
         {  # in this order some round has two clients, who survive often enough, and no client joins a sum of two
-            "evaluation.audit_fraction": 0.6,
-            "federation.cohort": 3,
-            "federation.seed": 2,
+            **{"evaluation.audit_fraction": 0.6, "federation.cohort": 3, "federation.seed": 2},
             "secure_aggregation.dropout": 0.4,
         },
     ],
     ids=["phantoms", "held out", "two left"],
 )
 def test_an_order_with_rounds_too_empty_for_masks_is_refused_at_the_start(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"round \d+ of the public order has .* fewer than the"):
+    with refused(ConfigError):
         federation({**IN_TURN, **MASKED, **settings}, sizes=[2] * 24)
 
 
-@pytest.mark.parametrize(("rounds", "fits"), [(6, 3), (4, 3), (3, 3)])
+@pytest.mark.parametrize(("rounds", "fits"), [(6, 3), (3, 3)])
 def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None:
     """A client has two turns in six rounds, and one in the first three. An exposure of one costs epsilon 3.1."""
     asked_for = {**BANDED, "privacy.epsilon": 3.2, "privacy.on_exhausted": "stop", "federation.rounds": rounds}
@@ -464,11 +446,11 @@ def test_a_cut_plan_costs_what_its_rounds_expose(rounds: int, fits: int) -> None
     assert plan.releases == fits
     assert plan.epsilon() <= 3.2
     if rounds > fits:
-        with pytest.raises(BudgetExhausted, match=r"raise either, lower federation\.rounds"):
+        with refused(BudgetExhausted):
             federation({**asked_for, "privacy.on_exhausted": "refuse"})
 
 
-@pytest.mark.parametrize(("composition", "fits"), [("basic", 4), ("rdp", 3)])
+@pytest.mark.parametrize(("composition", "fits"), chosen([("basic", 4), ("rdp", 3)], [("rdp", 3)]))
 def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
     tmp_path: Path, composition: Any, fits: int
 ) -> None:
@@ -481,7 +463,7 @@ def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
     assert exposure == pytest.approx(1 + square_root(3).column[0] ** 2 * (fits == 4))
     assert said["epsilon"] == pytest.approx(get_epsilon_gaussian(1 / math.sqrt(exposure), 1e-3))
     assert said["epsilon"] <= said["epsilon_cumulative"] <= 4.5
-    with pytest.raises(BudgetExhausted):
+    with refused(BudgetExhausted):
         federation(asked_for).run(tmp_path / "another")
 
 

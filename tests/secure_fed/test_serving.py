@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from secure_fed import Federation, RunConfig
 from secure_fed.export import trained
+from tests.cells import chosen
 from tests.secure_fed import small_causal
 
 OTHER = small_causal.TEMPLATE.replace("<|over|>", "<eos>")  # with the tokenizer's own end token
@@ -27,10 +28,11 @@ TEMPLATES = {  # of the base model's tokenizer; data.chat_template; the token th
 }
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
-def folders(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path, Path, str, str]:
+Folders = tuple[Path, Path, Path, str, str]
+
+
+@pytest.fixture(scope="module", params=chosen(TEMPLATES, ["given, with the usual end"]))
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """The base model, the adapter and the merged model of a chat run; its template, and the token that ends a turn."""
     own, given, end = TEMPLATES[request.param]
     folder = tmp_path_factory.mktemp("served")
@@ -51,7 +53,7 @@ def folders(
     return base, run.export(folder / "adapter"), run.export(folder / "merged", merged=True), template, end
 
 
-def test_exports_keep_the_template_and_the_rest_of_the_tokenizer(folders: tuple[Path, Path, Path, str, str]) -> None:
+def test_exports_keep_the_template_and_the_rest_of_the_tokenizer(folders: Folders) -> None:
     base, adapter, merged, template, _ = folders
     how_loaded = {"is_local": None, "local_files_only": None}  # which transformers notes
     theirs = json.loads((base / "tokenizer_config.json").read_text())
@@ -63,7 +65,7 @@ def test_exports_keep_the_template_and_the_rest_of_the_tokenizer(folders: tuple[
 
 
 def test_the_merged_folder_answers_a_chat_in_plain_transformers_and_stops(
-    folders: tuple[Path, Path, Path, str, str],
+    folders: Folders,
 ) -> None:
     base, adapter, merged, _, end = folders
     tokenizer: Any = AutoTokenizer.from_pretrained(merged)
@@ -82,7 +84,7 @@ def test_the_merged_folder_answers_a_chat_in_plain_transformers_and_stops(
     assert torch.equal(again[0, asked["input_ids"].shape[1] :], written)
 
 
-def test_the_adapter_has_the_format_that_vllm_documents(folders: tuple[Path, Path, Path, str, str]) -> None:
+def test_the_adapter_has_the_format_that_vllm_documents(folders: Folders) -> None:
     base, adapter, _, _, _ = folders
     config = json.loads((adapter / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
@@ -101,7 +103,7 @@ def test_the_adapter_has_the_format_that_vllm_documents(folders: tuple[Path, Pat
 
 
 def test_the_merged_folder_has_the_files_that_servers_and_converters_read(
-    folders: tuple[Path, Path, Path, str, str],
+    folders: Folders,
 ) -> None:
     base, _, merged, template, _ = folders
     names = {path.name for path in merged.iterdir()}

@@ -86,15 +86,11 @@ def test_directions_are_a_function_of_their_arguments() -> None:
     torch.random.set_rng_state(random_state)
 
 
-def test_the_first_columns_are_orthogonal_and_of_one_length() -> None:
-    omega = sketch.directions(30, 6, 7)[:, :6]
-    assert torch.allclose(omega.T @ omega, 30 / 10 * torch.eye(6, dtype=torch.float64), atol=1e-12)
-
-
-def test_the_signs_of_the_first_columns_are_those_of_what_was_drawn() -> None:
+def test_the_first_columns_are_orthogonal_and_of_one_length_and_have_the_signs_that_were_drawn() -> None:
     """They are not the signs that a machine's QR happens to choose."""
     for seed in range(5):
         omega = sketch.directions(30, 6, seed)[:, :6]
+        assert torch.allclose(omega.T @ omega, 30 / 10 * torch.eye(6, dtype=torch.float64), atol=1e-12)
         drawn = torch.randn(30, 10, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))[:, :6]
         assert torch.allclose(omega, math.sqrt(3) * gram_schmidt(drawn), atol=1e-10)
 
@@ -102,7 +98,7 @@ def test_the_signs_of_the_first_columns_are_those_of_what_was_drawn() -> None:
 def test_what_is_sent_first_is_as_long_as_the_change_on_average() -> None:
     """On average its squared norm is the change's, shared by its two parts in proportion to their columns."""
     (change,) = changes((12, 20), 3, 1)
-    sent = torch.stack([sketch.sketched(change, 6, seed) for seed in range(400)])
+    sent = torch.stack([sketch.sketched(change, 6, seed) for seed in range(200)])
     whole = change.square_norm()
     assert float(sent.square().sum((1, 2)).mean()) == pytest.approx(whole, rel=0.05)
     assert float(sent[:, :, :6].square().sum((1, 2)).mean()) == pytest.approx(whole * 0.6, rel=0.05)
@@ -113,10 +109,7 @@ def test_a_seed_tells_names_and_tensors_apart() -> None:
     near = a.clone()
     near[0, 0] += 1e-7
     seeds = [
-        sketch.seed_of("x", a, b),
-        sketch.seed_of("y", a, b),
-        sketch.seed_of("x", near, b),
-        sketch.seed_of("x", b, a),
+        sketch.seed_of(name, *tensors) for name, *tensors in (("x", a, b), ("y", a, b), ("x", near, b), ("x", b, a))
     ]
     assert len(set(seeds)) == 4
     assert seeds[0] == sketch.seed_of("x", a.clone(), b.clone())
@@ -126,7 +119,7 @@ def test_a_seed_tells_names_and_tensors_apart() -> None:
 # The mean.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     m=st.integers(12, 40),
     n=st.integers(12, 40),
@@ -143,7 +136,7 @@ def test_a_mean_that_fits_is_found_up_to_rounding(m: int, n: int, rank: int, cli
     assert sketch.residual([seen]) < allowed
 
 
-@pytest.mark.parametrize("apart", [1e-2, 1e-4, 1e-6, 1e-7, 1e-8, 0.0])
+@every("apart", [1e-2, 1e-4, 1e-6, 1e-7, 1e-8, 0.0])
 def test_directions_that_look_alike_cost_nothing_else(apart: float) -> None:
     """The mean maps the first two directions to nearly the same, so the second is dropped. Nothing else is lost."""
     first_two = sketch.directions(30, 12, 1)[:, :2].T
@@ -157,11 +150,11 @@ def test_directions_that_look_alike_cost_nothing_else(apart: float) -> None:
     assert sketch.residual([seen]) < 1e-5
 
 
-def test_what_is_a_hundred_thousandth_of_the_rest_is_found_too() -> None:
+def test_what_is_a_small_part_of_the_rest_or_left_of_changes_that_nearly_cancel_is_found_too() -> None:
     one, small = changes((40, 30), 1, 2)
-    found = [one, small * 1e-5]
-    made, _ = both(found, columns=8)
-    assert (made - exact(found)).norm() < 1e-6 * exact(found).norm()
+    for found in ([one, small * 1e-5], [one, LowRank(one.left * -1.0, one.right) + small * 1e-3]):
+        made, _ = both(found, columns=8)
+        assert (made - exact(found)).norm() < 1e-6 * math.sqrt(one.square_norm())
 
 
 def test_one_column_too_few_is_seen() -> None:
@@ -176,15 +169,9 @@ def test_changes_that_cancel_leave_nothing() -> None:
     (one,) = changes((40, 30), 3, 1)
     made, seen = both([one, one * -1.0], columns=8)
     assert not seen.any()
+    assert not sketch.basis(seen).any()
     assert not made.any()
-    assert sketch.residual([seen]) == 0.0
-
-
-def test_changes_that_nearly_cancel_leave_what_is_left() -> None:
-    one, small = changes((40, 30), 3, 2)
-    found = [one, LowRank(one.left * -1.0, one.right) + small * 1e-3]
-    made, _ = both(found, columns=8)
-    assert (made - exact(found)).norm() < 1e-6 * math.sqrt(one.square_norm())
+    assert sketch.residual([seen]) == sketch.residual([]) == 0.0
 
 
 def test_of_a_mean_that_does_not_fit_the_best_of_those_columns_is_nearly_found() -> None:
@@ -200,7 +187,7 @@ def test_the_residual_is_about_the_true_one(columns: int) -> None:
     """The extra columns of one matrix estimate it roughly; the squared estimate is right on average."""
     found = flat(8, 10, (120, 100))
     truth, guessed = [], []
-    for seed in range(40):
+    for seed in range(20):
         made, seen = both(found, columns, seed)
         truth.append(float((made - exact(found)).norm() / exact(found).norm()))
         guessed.append(sketch.residual([seen]))
@@ -217,7 +204,6 @@ def test_the_residual_is_of_all_matrices_together() -> None:
     assert alone > 0.5
     share = float(short[:, 8:].norm() / torch.cat([short[:, 8:], long_[:, 8:]]).norm())
     assert sketch.residual([short, long_]) == pytest.approx(alone * share, rel=1e-6)
-    assert sketch.residual([]) == 0.0
 
 
 def test_of_noise_alone_the_residual_is_what_lies_outside_the_basis() -> None:
@@ -231,18 +217,17 @@ def test_of_noise_alone_the_residual_is_what_lies_outside_the_basis() -> None:
 @pytest.mark.parametrize("clients", [1, 2, 4])
 def test_the_basis_is_what_another_algorithm_finds(clients: int) -> None:
     """Columns beyond the mean's rank are zero and signs are fixed, so that every machine finds the same basis."""
-    seen = first(changes((40, 30), 3, clients), 12)
-    found, want = sketch.basis(seen), gram_schmidt(seen[:, :12])
-    assert (found - want).abs().max() < 1e-9
-    alive = found.norm(dim=0) > 0
-    assert int(alive.sum()) == 3 * clients
-    assert torch.allclose(found.T @ found, torch.diag(alive.double()), atol=1e-12)
-    assert torch.equal(found, sketch.basis(seen.clone()))
-
-
-def test_equal_singular_values_leave_no_choice_either() -> None:
-    seen = first(flat(4, 2, (40, 30)), 8)
-    assert (sketch.basis(seen) - gram_schmidt(seen[:, :8])).abs().max() < 1e-9
+    for mean in (
+        changes((40, 30), 3, clients),
+        flat(3, clients, (40, 30)),
+    ):  # equal singular values leave no choice either
+        seen = first(mean, 12)
+        found, want = sketch.basis(seen), gram_schmidt(seen[:, :12])
+        assert (found - want).abs().max() < 1e-9
+        alive = found.norm(dim=0) > 0
+        assert int(alive.sum()) == 3 * clients
+        assert torch.allclose(found.T @ found, torch.diag(alive.double()), atol=1e-12)
+        assert torch.equal(found, sketch.basis(seen.clone()))
 
 
 def test_the_size_of_the_sketch_is_nothing_to_the_basis() -> None:
@@ -252,10 +237,6 @@ def test_the_size_of_the_sketch_is_nothing_to_the_basis() -> None:
     made = [sketch.basis(seen * factor) @ sketch.basis(seen).T @ exact(found) * factor for factor in (0.3, 1e-9, 7e8)]
     for factor, one in zip((0.3, 1e-9, 7e8), made, strict=True):
         assert (one / factor - exact(found)).norm() < 1e-5 * exact(found).norm()
-
-
-def test_a_basis_of_zeros_is_zero() -> None:
-    assert not sketch.basis(torch.zeros(20, 8 + sketch.CHECKS)).any()
 
 
 def test_the_order_of_clients_is_nothing_to_what_is_found() -> None:
@@ -279,17 +260,16 @@ def test_factors_that_cancel_are_multiplied_exactly() -> None:
 # The size.
 
 
-@every("shape", [(768, 768), (3072, 768), (768, 3072), (40, 17), (17, 40), (9, 9), (8, 6), (5, 900)])
+NARROW = [(4, 4), (300, 4), (2, 2), (1, 1), (900, 2)]
+
+
+@every("shape", [(192, 192), (768, 192), (192, 768), (40, 17), (17, 40), (9, 9), (8, 6), (5, 900), *NARROW])
 def test_the_most_columns_are_the_most(shape: tuple[int, int]) -> None:
     most = sketch.most_columns(shape)
     smaller = [p for p in range(1, max(shape)) if sketch.size(shape, p) < shape[0] * shape[1]]
     assert most == max(smaller, default=0)
+    assert shape not in NARROW or most == 0
     if most:
         (change,) = changes(shape, 2, 1)
         seen = sketch.sketched(change, most, 1)
         assert seen.numel() + sketch.projected(change, sketch.basis(seen)).numel() == sketch.size(shape, most)
-
-
-@pytest.mark.parametrize("shape", [(4, 4), (300, 4), (2, 2), (1, 1), (900, 2)])
-def test_of_too_narrow_a_matrix_there_is_no_sketch(shape: tuple[int, int]) -> None:
-    assert sketch.most_columns(shape) == 0

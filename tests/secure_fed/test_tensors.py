@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from secure_fed.tensors.tensors import _TYPES, Layout, LayoutError, LowRank, Tensors, wire_size
 from tests.cells import every
+from tests.golden import refused
 
 torch.set_num_threads(1)
 
@@ -51,7 +52,7 @@ def test_sums_and_multiples_of_factors_stay_factors() -> None:
 
 
 def test_different_names_do_not_add() -> None:
-    with pytest.raises(ValueError, match="only one side has \\['b', 'c'\\]"):
+    with refused(ValueError):
         Tensors({"a": torch.ones(1), "b": torch.ones(1)}) + Tensors({"a": torch.ones(1), "c": torch.ones(1)})
 
 
@@ -96,7 +97,7 @@ def test_wire_form_keeps_bits_names_and_factors() -> None:
 
 
 def test_factors_that_do_not_multiply_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not multiply"):
+    with refused(ValueError):
         LowRank(torch.ones(3, 2), torch.ones(3, 2))
 
 
@@ -107,27 +108,22 @@ def test_flatten_follows_the_names_and_unflatten_inverts_it() -> None:
     assert layout.unflatten(layout.flatten(x)).tensor("b").tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert layout.size == 5
 
-
-def test_empty_tensors_have_a_layout() -> None:
     assert Layout.of(Tensors()).flatten(Tensors()).shape == (0,)
 
 
-def test_a_low_rank_member_has_the_layout_of_its_product() -> None:
+def test_a_digest_is_that_of_the_dense_shapes_and_names() -> None:
     x = mixed()
     assert Layout.of(x) == Layout.of(x.dense())
     assert Layout.of(x).digest == Layout.of(x.dense()).digest
-
-
-def test_digest_tells_shapes_and_names_apart() -> None:
     shapes = [{"a": torch.ones(2, 3)}, {"a": torch.ones(3, 2)}, {"b": torch.ones(2, 3)}, {"a": torch.ones(6)}]
     assert len({Layout.of(Tensors(members)).digest for members in shapes}) == 4
 
 
 def test_another_layout_is_refused() -> None:
     layout = Layout.of(mixed())
-    with pytest.raises(LayoutError, match="expected the layout"):
+    with refused(LayoutError):
         layout.flatten(mixed().without(["b"]))
-    with pytest.raises(LayoutError, match="expected a vector of 35 numbers, got shape \\(3,\\)"):
+    with refused(LayoutError):
         layout.unflatten(torch.zeros(3))
 
 
@@ -143,6 +139,7 @@ SHAPES = st.lists(st.integers(0, 12), max_size=4).map(tuple)
 PARTS = st.lists(st.tuples(NAMES, SHAPES, st.sampled_from(list(_TYPES))), max_size=8, unique_by=lambda part: part[0])
 
 
+@settings(max_examples=50)
 @given(parts=PARTS)
 def test_any_names_shapes_and_types(parts: list[Part]) -> None:
     assert wire_size(tuple(parts)) == written(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import stat
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from privacy.entropy import SeededEntropy
+from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate, per_token
 from secure_fed.learning.models.dropout_and_checkpointing import set_checkpointing
@@ -42,7 +44,7 @@ def made(model: nn.Module | None = None, loss: Any = classification.loss, **own:
     return Objective(small_models.make("bert") if model is None else model, loss, CPU, **own)
 
 
-def changed(edit: Callable[[nn.Module], Any]) -> Callable[[pytest.MonkeyPatch], dict[str, str]]:
+def changed(edit: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], dict[str, str]]:
     def after(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         model = small_models.make("bert")
         edit(model)
@@ -59,53 +61,14 @@ def patched(target: str, value: Any) -> Callable[[pytest.MonkeyPatch], dict[str,
     return after
 
 
-def variable(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    return parts(made())
-
-
-def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    objective = made()
-    torch.set_num_threads(2)
-    try:
-        return parts(objective)
-    finally:
-        torch.set_num_threads(1)
-
-
-def precision(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        return parts(made())
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def quantised(model: Any) -> None:
-    model.config.quantization_config = {"load_in_4bit": True}
-
-
-def adapter(model: Any) -> None:
-    model.bert.encoder.layer[0].output.extra = nn.Linear(2, 2)
-
-
-def weight(model: Any) -> None:
-    model.bert.encoder.layer[1].output.dense.weight.data[0, 0] += 1e-3
-
-
-def attention(model: Any) -> None:
-    model.config._attn_implementation = "eager"
-
-
 @pytest.mark.parametrize(
     ("part", "after"),
     [
-        ("model", changed(weight)),
-        ("model", changed(adapter)),
+        ("model", changed(lambda model: model.bert.encoder.layer[1].output.dense.weight.data.add_(1e-3))),
+        ("model", changed(lambda model: setattr(model.bert.encoder.layer[0].output, "extra", nn.Linear(2, 2)))),
         ("tensors", changed(lambda model: model.bfloat16())),
-        ("attention", changed(attention)),
-        ("quantisation", changed(quantised)),
+        ("attention", changed(lambda model: setattr(model.config, "_attn_implementation", "eager"))),
+        ("quantisation", changed(lambda model: setattr(model.config, "quantization_config", {"load_in_4bit": True}))),
         ("checkpointing", changed(lambda model: set_checkpointing(model, True))),
         ("task", lambda monkeypatch: parts(made(loss=partial(weighed_loss, by_class=(1.0, 2.0, 1.0))))),
         ("task", lambda monkeypatch: parts(made(), Collate(0, per_token))),
@@ -113,11 +76,11 @@ def attention(model: Any) -> None:
         ("libraries", patched("secure_fed.learning.training.trial_results._version", lambda name: "0")),
         ("libraries", patched("secure_fed.learning.training.trial_results._own_code", lambda: "0")),
         ("build", patched("torch.__config__.show", lambda: "another BLAS")),
-        ("flags", precision),
-        ("variables", variable),
+        ("flags", patched("torch.get_float32_matmul_precision", lambda: "medium")),
+        ("variables", patched("os.environ", {**os.environ, "MKL_CBWR": "COMPATIBLE"})),
         ("processor", patched("secure_fed.learning.training.trial_results._processor", lambda: "another")),
         ("processor", patched("torch.backends.cpu.get_cpu_capability", lambda: "another")),
-        ("threads", threads),
+        ("threads", patched("torch.get_num_threads", lambda: 7)),
     ],
 )
 def test_a_part_that_differs_changes_the_key(
@@ -168,11 +131,6 @@ def test_a_result_is_found_once_in_memory_and_once_on_disk(tmp_path: Path) -> No
     assert not untold.files[0].exists()
 
 
-class Patched(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
 @pytest.mark.parametrize(
     "edit",
     [
@@ -189,7 +147,18 @@ def test_what_cannot_be_told_stays_in_memory(edit: Callable[[Any], Any]) -> None
     assert made(loss=lambda model, batch: value(batch)).surroundings(Collate(0), []) is None
 
 
-def test_a_second_run_and_a_resumed_one_compare_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+UNIT = {
+    **{"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 0.01, "federation.rounds": 1},
+    "privacy.clip_norm": 1.0,
+}
+
+
+def private(config: RunConfig) -> Federation:
+    model = small_models.make("bert")
+    return Federation(config, model=model, train=[TEXTS, TEXTS], test=TEXTS, entropy=SeededEntropy(1))
+
+
+def test_a_second_run_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is small, so that examples share passes, and texts have two widths."""
     compared: list[tuple[int, ...]] = []
     agreeing = packing.agreeing_sizes
@@ -200,13 +169,10 @@ def test_a_second_run_and_a_resumed_one_compare_nothing(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(packing, "agreeing_sizes", counted)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    unit = {"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01}
 
-    def train(out: Path, **own: Any) -> None:
-        config = toys.config(unit | {"training.batch_size": 12, "method.modules_to_save": []} | own)
-        Federation(
-            config, model=small_models.make("bert"), train=[TEXTS, TEXTS], test=TEXTS, entropy=SeededEntropy(1)
-        ).run(out)
+    def train(out: Path) -> None:
+        settings = {"training.batch_size": 12, "method.modules_to_save": []}
+        private(toys.config({**UNIT, **settings})).run(out)
 
     train(tmp_path / "first")
     assert 1 <= len(compared) <= 2, "at most one comparison a width"
@@ -216,18 +182,13 @@ def test_a_second_run_and_a_resumed_one_compare_nothing(tmp_path: Path, monkeypa
     done = len(compared)
     train(tmp_path / "second")
     assert len(compared) == done, "kept per user"
-    user_file().unlink()
-    train(tmp_path / "third")
-    assert len(compared) == 2 * done
 
 
 def test_without_a_folder_for_caches_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert user_file() is None
-    train = [TEXTS, TEXTS]
-    config = toys.config({"privacy.unit": "example", "privacy.epsilon": 50.0, "privacy.delta": 0.01})
-    federation = Federation(config, model=small_models.make("bert"), train=train, test=TEXTS, entropy=SeededEntropy(1))
+    federation = toys.federation({**UNIT, "training.batch_size": 2})
     federation.run()
     assert federation.assembly.objective.kept.files == []
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
