@@ -64,22 +64,16 @@ def refused_twice(settings: dict[str, dict[str, str]], setting: str) -> None:
             check(RunConfig.from_dict(settings))
 
 
-@pytest.mark.parametrize("revision", ["v9", NEW, "../v1"])
-@pytest.mark.parametrize("kind", ["model", "data"])
-def test_a_revision_that_the_cache_lacks_is_refused_offline(kind: str, revision: str, cache: Path) -> None:
-    named(cache, "models--somebody--mine", "v1", OLD)
-    (cache / "hub" / "models--somebody--mine" / "snapshots" / OLD).mkdir(parents=True)
-    named(cache, "datasets--somebody--MyRows", "v1", OLD)
-    prepared(cache, OLD)
-    name = "somebody/mine" if kind == "model" else "somebody/MyRows"
-    refused_twice({kind: {"name": name, "revision": revision}}, f"{kind}.revision")
-
-
-def test_a_revision_without_files_is_refused_offline(cache: Path) -> None:
+def test_a_revision_that_the_cache_lacks_is_refused_offline(cache: Path) -> None:
     named(cache, "models--somebody--mine", "v1", OLD)
     named(cache, "datasets--somebody--MyRows", "v1", OLD)
-    refused_twice({"model": {"name": "somebody/mine", "revision": "v1"}}, "model.revision")
+    refused_twice({"model": {"name": "somebody/mine", "revision": "v1"}}, "model.revision")  # no files
     refused_twice({"data": {"name": "somebody/MyRows", "revision": "v1"}}, "data.revision")
+    (cache / "hub" / "models--somebody--mine" / "snapshots" / OLD).mkdir(parents=True)
+    prepared(cache, OLD)
+    for revision in ("v9", NEW, "../v1"):
+        refused_twice({"model": {"name": "somebody/mine", "revision": revision}}, "model.revision")
+        refused_twice({"data": {"name": "somebody/MyRows", "revision": revision}}, "data.revision")
 
 
 @pytest.mark.parametrize("revision", ["v1", OLD])

@@ -76,8 +76,7 @@ def test_each_file_of_a_list_is_one_client_with_a_name_of_its_own(tmp_path: Path
     assert load(train=paths[:2], test=test, client="site").train.client == ("s0", "s1", "s2", "s0") * 2
 
 
-@pytest.mark.parametrize("held_out", ["test", "validation"])
-@pytest.mark.parametrize("setting", ["train", "name"])
+@pytest.mark.parametrize(("setting", "held_out"), [("train", "test"), ("name", "validation")])
 def test_a_folder_of_splits(tmp_path: Path, setting: str, held_out: str) -> None:
     jsonl(tmp_path / "train-0.jsonl", examples(4))
     jsonl(tmp_path / "train-1.jsonl", examples(2))
@@ -221,8 +220,7 @@ def test_a_folder_saved_by_datasets(tmp_path: Path) -> None:
     assert (len(source.train), len(source.test)) == (8, 2)
 
 
-@pytest.mark.parametrize("splits", [True, False])
-@pytest.mark.parametrize("setting", ["train", "test"])
+@pytest.mark.parametrize(("setting", "splits"), [("train", True), ("test", False)])
 def test_a_folder_saved_by_datasets_is_no_file(setting: str, splits: bool, tmp_path: Path) -> None:
     rows = datasets.Dataset.from_list(examples(6))
     (datasets.DatasetDict({"train": rows}) if splits else rows).save_to_disk(tmp_path / "saved")

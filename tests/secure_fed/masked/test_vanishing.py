@@ -102,14 +102,6 @@ def test_with_one_too_many_gone_there_is_no_sum(stage: str, kind: str) -> None:
     assert len(heard.replies.get((0, "change"), ())) == (many - 3 if stage == "mask" else 0)
 
 
-def test_with_fewer_than_the_threshold_left_to_open_there_is_no_sum() -> None:
-    built = federation({**MASKED, **SOME}, sizes=EIGHT)
-    threshold = built.assembly.masks.sums.terms.choice(8).threshold  # type: ignore[union-attr]
-    gone = dict.fromkeys(range(8 - threshold), "unmask")
-    with pytest.raises(Aborted):
-        one_round(built, transport=Losing(built.assembly.transport, gone))
-
-
 @dataclass
 class GivesUp:
     """A client that leaves at a stage, as a client does that finds too few clients left."""
