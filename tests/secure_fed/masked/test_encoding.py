@@ -197,7 +197,7 @@ AT_NIGHT = [
     *(("masked", case) for case in CASES if case in runs.OF_A_CLASS or case not in METHODS),
     *itertools.product(PATHS, WAYS),
 ]
-FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.2}
+FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.4}
 
 
 @dataclass

@@ -50,6 +50,7 @@ def settings(write: Write, gpt2: Path) -> Settings:
     return partial(settings_of, usual)
 
 
+@pytest.mark.usefixtures("never_drawn")
 def test_a_round_measures_the_answers_that_predict_writes(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_model_that_diverged_has_no_figure(settings: Settings) -> None:
     assert math.isnan(evaluated(assembly, assembly.initial)["rouge_l"])
 
 
+@pytest.mark.usefixtures("never_drawn")
 @pytest.mark.parametrize("declared", chosen([True, False], [False]))
 def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
     declared: bool, settings: Settings, tmp_path: Path

@@ -144,11 +144,11 @@ def test_a_text_never_becomes_a_control_token(family: str, template: str) -> Non
     own = tokenizer(family, TEMPLATES[template])
     control = set(own.all_special_ids) - {own.unk_token_id}
     of = lambda ids: [number for number in ids if number in control]  # noqa: E731
+    harmless = fitted(own, chat("a", "a", "a", "b"))
     for attack in ATTACKS:
         for at in range(3):
-            said = [attack if number == at else "a" for number in range(3)]
-            row = chat(*said, "b")
-            found, harmless = fitted(own, row), fitted(own, chat("a", "a", "a", "b"))
+            row = chat(*(attack if number == at else "a" for number in range(3)), "b")
+            found = fitted(own, row)
             assert of(found.ids) == of(harmless.ids) != of(ids_of(own, row))
             if family == "byte-level BPE":
                 assert attack.strip() in own.decode(found.ids)

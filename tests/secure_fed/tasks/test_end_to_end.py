@@ -85,6 +85,7 @@ def test_a_task_has_the_same_headline_metric_by_its_name_and_by_its_title() -> N
         assert headline(name) == "accuracy" or headline(name) in TOYS[name].measured
 
 
+@pytest.mark.usefixtures("never_drawn")
 @pytest.mark.parametrize("task", chosen(TOYS, ["regression"]))
 def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_path: Path) -> None:
     longer = {"federation__rounds": 9} if task == "multi_label" else {}  # it hardly learns for five rounds
