@@ -208,7 +208,7 @@ def matrix_of(text: str) -> list[list[float]]:
 def require_enough(count: int, clients: int) -> None:
     """Refuse to divide fewer examples than there are clients."""
     if clients < 1:
-        raise ConfigError(f"federation.clients is {clients}; it must be at least 1")
+        raise ConfigError(f"federation.clients is {clients}; it must be at least 1", setting="federation.clients")
     if count < clients:
         raise DataError(
             f"{count} training examples cannot be divided over {clients} clients with one each; "
@@ -218,7 +218,7 @@ def require_enough(count: int, clients: int) -> None:
 
 def require_positive(alpha: float) -> None:
     if not (alpha > 0 and np.isfinite(alpha)):
-        raise ConfigError(f"data.alpha is {alpha}; it must be a positive number")
+        raise ConfigError(f"data.alpha is {alpha}; it must be a positive number", setting="data.alpha")
 
 
 def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:

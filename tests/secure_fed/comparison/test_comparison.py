@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import statistics
@@ -20,11 +19,12 @@ from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
 from secure_fed.commands.comparison import compare
 from secure_fed.commands.comparison.runs import Job
+from secure_fed.commands.comparison.tables import as_csv, markdown
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation
-from secure_fed.report.formatting import at_most
 from tests.cells import chosen
+from tests.golden import refused
 
 SEEDS = (0, 4)
 
@@ -154,41 +154,27 @@ def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tu
     assert plain.curve[-1].score == plain.accuracy
 
 
-def test_the_tables_say_what_the_rows_do(compared: tuple[Path, list[Any]]) -> None:
+def test_the_tables_are_those_of_the_rows(compared: tuple[Path, list[Any]]) -> None:
     out, rows = compared
-    with (out / "compare.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [line["name"] for line in lines] == [row.name for row in rows]
-    for line, row in zip(lines, rows, strict=True):
-        assert float(line["accuracy_mean"]) == row.accuracy.mean
-        assert float(line["accuracy_std"]) == row.accuracy.deviation
-        assert float(line["bytes_up_round"]) == row.bytes_up_round
-        assert line["seeds"] == "0 4"
-        assert (line["membership_auc_mean"] == "") == (row.membership_auc is None)
-    assert lines[0]["epsilon_one_run"] == lines[0]["epsilon_all_seeds"] == ""
-    text = (out / "compare.md").read_text(encoding="utf-8")
-    header, _, plain, private = [line for line in text.splitlines() if line.startswith("|")]
-    assert "rounds to 50.0 %" in header
-    assert f"{100 * rows[0].accuracy.mean:.1f} ± {100 * rows[0].accuracy.deviation:.1f} %" in plain
-    assert f"{rows[0].reached} of 2 reached it" in plain
-    assert plain.endswith("| - | - | - |")
-    assert r"private \$x\_1\$ \|b\|" in private, "names are read as they are"
-    assert "(delta 0.001)" in private
-    assert f"All 2 private runs together: epsilon {at_most(rows[1].epsilon_all_seeds)} (delta 0.002" in text
-    assert "No guarantee limits what the models of plain reveal" in text
+    assert (out / "compare.csv").read_text(encoding="utf-8") == as_csv(rows)
+    assert (out / "compare.md").read_text(encoding="utf-8") == markdown(rows)
 
 
 def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:
     out, rows = compared
     drawing = (out / "compare.svg").read_text(encoding="utf-8")
     texts = {element.text for element in ElementTree.fromstring(drawing).iter() if element.text}
-    assert {row.name for row in rows} <= texts
-    assert {"round", "accuracy"} <= texts
+    assert {"round", "accuracy", *(row.name for row in rows)} <= texts
     assert drawing.count('id="FillBetweenPolyCollection') + drawing.count('id="PolyCollection') == 4
 
 
-def test_what_is_finished_is_read_and_not_made_again(base: RunConfig, compared: tuple[Path, list[Any]]) -> None:
+@pytest.mark.usefixtures("never_drawn")
+def test_what_is_finished_is_read_and_not_made_again(
+    base: RunConfig, compared: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, rows = compared
+    drawing = (out / "compare.svg").read_text(encoding="utf-8")
+    monkeypatch.setattr("secure_fed.commands.comparison.tables.drawn", lambda rows: drawing)
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file() and file.parent != out}
     (out / "compare.md").unlink()
     (out / "plain" / "seed-0" / "report.html").unlink()
@@ -204,7 +190,6 @@ def test_what_is_finished_is_read_and_not_made_again(base: RunConfig, compared: 
     fewer = compare(configs_of(base), (4,), out, None, never)
     assert fewer[0].accuracy.deviation is None
     assert fewer[0].target is None
-    assert " ± " not in (out / "compare.md").read_text(encoding="utf-8").split("\n- ")[0]
     compare(configs_of(base), SEEDS, out, 0.5, never)
 
 
@@ -213,8 +198,8 @@ class StoppedError(Exception):
 
 
 def two(base: RunConfig) -> dict[str, RunConfig]:
-    """Two configurations of three rounds each."""
-    return {name: base.override([f"method.name={name}"]) for name in ("fedlora", "fra_lora")}
+    """Two configurations of two rounds each."""
+    return {name: base.override([f"method.name={name}", "federation.rounds=2"]) for name in ("fedlora", "fra_lora")}
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +209,7 @@ def whole(base: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> list[Any
         return compare(two(base), [1], tmp_path_factory.mktemp("whole") / "out")
 
 
-@pytest.mark.parametrize("rounds", chosen([2, 3, 4], [3]))
+@pytest.mark.parametrize("rounds", chosen([1, 2, 3], [2]))
 @pytest.mark.usefixtures("no_pages")
 def test_killed_at_any_round_it_goes_on_to_the_same_numbers(
     base: RunConfig, rounds: int, whole: list[Any], tmp_path: Path
@@ -247,7 +232,7 @@ def test_killed_at_any_round_it_goes_on_to_the_same_numbers(
         compare(configs, [1], tmp_path / "killed", progress=watched)
     assert not (tmp_path / "killed" / "compare.md").exists()
     found = compare(configs, [1], tmp_path / "killed", progress=watched)
-    assert len(seen) == len(set(seen)) == 6, "no round is made twice"
+    assert len(seen) == len(set(seen)) == 4, "no round is made twice"
     for one, other in zip(found, whole, strict=True):
         assert (one.accuracy, one.bytes_up, one.curve) == (other.accuracy, other.bytes_up, other.curve)
 
@@ -257,7 +242,7 @@ def test_another_configuration_may_join(base: RunConfig, tmp_path: Path) -> None
     first, second = base.override(["federation.rounds=1"]), base.override(["federation.rounds=1", "method.rank=2"])
     compare({"a": first}, [0], tmp_path / "out")
     assert [row.name for row in compare({"a": first, "b": second}, [0], tmp_path / "out")] == ["a", "b"]
-    with pytest.raises(RunDirectoryError, match="holds 'b', which is not of this comparison"):
+    with refused(RunDirectoryError):
         compare({"a": first}, [0], tmp_path / "out")
 
 
@@ -268,7 +253,6 @@ def test_a_target_of_the_configuration_is_waited_for(base: RunConfig, tmp_path: 
     assert (row.target, row.reached, row.rounds_to_target) == (0.01, 2, 1.0)
     (row,) = compare({"a": config}, [0, 1], tmp_path / "out", target=1.0)
     assert (row.target, row.reached, row.rounds_to_target) == (1.0, 0, None)
-    assert "0 of 2 reached it" in (tmp_path / "out" / "compare.md").read_text()
 
 
 # Refusals: nothing is run, and nothing written.
@@ -280,41 +264,26 @@ def test_settings_that_changed_since_are_refused_by_name(base: RunConfig, tmp_pa
     compare({"a": config}, [0], tmp_path / "out")
     before = sorted(tmp_path.rglob("*"))
     changed = config.override(["training.lr=0.5", "federation.rounds=2"])
-    with pytest.raises(RunDirectoryError) as said:
+    with refused(RunDirectoryError):
         compare({"new": config, "a": changed}, [0], tmp_path / "out")
-    assert "training.lr: 0.5, not 0.02" in str(said.value)
-    assert "federation.rounds: 2, not 1" in str(said.value)
     assert sorted(tmp_path.rglob("*")) == before, "the new one was not begun either"
 
 
-@pytest.mark.parametrize(
-    ("configs", "seeds", "target", "said"),
-    [
-        ([], [0], None, "without a configuration"),
-        (["a"], [], None, "a seed"),
-        (["a", "A"], [0], None, "'a' and 'A' would share a folder"),
-        (["a/b"], [0], None, "'a/b' cannot be the name"),
-        ([".."], [0], None, "cannot be the name"),
-        ([""], [0], None, "cannot be the name"),
-        (["compare.md"], [0], None, "cannot be the name"),
-        (["a"], [0, 1, 0], None, "seed 0 is named twice"),
-        (["a"], [-1], None, r"federation\.seed is -1"),
-        (["a"], [0], 0.0, "target accuracy is 0.0"),
-        (["a"], [0], 1.5, "target accuracy is 1.5"),
-        (["a"], [0], math.nan, "target accuracy is nan"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    base: RunConfig, configs: list[str], seeds: list[int], target: float | None, said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        compare(dict.fromkeys(configs, base), seeds, tmp_path / "out", target)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bad_last_configuration_stops_the_first(base: RunConfig, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_refused(base: RunConfig, tmp_path: Path) -> None:
+    cases: list[tuple[list[str], list[int], float | None]] = [
+        ([], [0], None),
+        (["a"], [], None),
+        (["a", "A"], [0], None),
+        *(([name], [0], None) for name in ("a/b", "..", "", "compare.md")),
+        (["a"], [0, 1, 0], None),
+        (["a"], [-1], None),
+        *((["a"], [0], target) for target in (0.0, 1.5, math.nan)),
+    ]
+    for names, seeds, target in cases:
+        with refused(ConfigError):
+            compare(dict.fromkeys(names, base), seeds, tmp_path / "out", target)
     bad = base.override(["method.name=fedlora", "method.bottleneck=8"])
-    with pytest.raises(ConfigError, match=r"method\.bottleneck = 8 has no effect"):
+    with refused(ConfigError, "method.bottleneck"):
         compare({"good": base, "bad": bad}, [0], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
@@ -325,7 +294,7 @@ def test_a_place_that_holds_something_else_is_left_alone(base: RunConfig, what: 
     foreign = {"file": out, "foreign": out / "thesis.txt", "inside": out / "a" / "seed-0" / "thesis.txt"}[what]
     foreign.parent.mkdir(parents=True, exist_ok=True)
     foreign.write_text("years of work")
-    with pytest.raises(RunDirectoryError, match="choose another --out"):
+    with refused(RunDirectoryError):
         compare({"a": base}, [0], out)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [foreign]
 
@@ -344,9 +313,8 @@ def test_a_spent_budget_ends_the_comparison_and_leaves_what_finished(base: RunCo
     }
     Ledger.create(tmp_path / "ledger.sqlite", data_set="wards", epsilon=5.0, delta=1e-2)
     config = base.replace(budget)
-    with pytest.raises(BudgetExhausted) as said:
+    with pytest.raises(BudgetExhausted):
         compare({"a": config}, [0, 1], tmp_path / "out")
-    assert said.value.exit_code == 3
     assert (tmp_path / "out" / "a" / "seed-0" / "result.json").exists()
     assert not (tmp_path / "out" / "a" / "seed-1").exists()
     assert not (tmp_path / "out" / "compare.md").exists()

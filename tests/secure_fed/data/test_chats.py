@@ -13,6 +13,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import sources
 from secure_fed.learning.data.rows import columns_of
+from tests.golden import refused
 
 ASKED, ANSWERED = ("user", "q"), ("assistant", "a")
 
@@ -72,35 +73,32 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "named"),
+    "row",
     [
-        (messages(ANSWERED, ASKED), "turn 1"),
-        (messages(ASKED, ASKED, ANSWERED), "turn 2"),
-        (messages(ASKED, ("system", "s"), ANSWERED), "turn 2"),
-        (messages(ASKED, ANSWERED, ANSWERED), "turn 3"),
-        (messages(ASKED, ("tool", "4")), "turn 2"),
-        (messages(ASKED), "no turn of the assistant"),
-        (messages(ASKED, ("assistant", " \n")), "no turn of the assistant"),
-        (messages(ASKED, ("assistant", None)), "turn 2"),
-        (messages(ASKED, ("narrator", "x")), "narrator"),
-        ({"messages": []}, "no list of turns"),
-        ({"messages": "hello"}, "no list of turns"),
-        ({"messages": ["hello"]}, "without a role"),
-        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [1]}]}, "tool_calls"),
-        ({"instruction": "q", "output": 3}, "turn 2"),
-        ({"instruction": "q"}, "no turn of the assistant"),
-        ({"messages": "[" * 100_000}, "no list of turns"),
-        ({"instruction": None, "input": "i", "output": "a"}, "turn 1"),
-        ({"instruction": "q", "input": {"i": 1}, "output": "a"}, "turn 1"),
+        messages(ANSWERED, ASKED),
+        messages(ASKED, ASKED, ANSWERED),
+        messages(ASKED, ("system", "s"), ANSWERED),
+        messages(ASKED, ANSWERED, ANSWERED),
+        messages(ASKED, ("tool", "4")),
+        messages(ASKED),
+        messages(ASKED, ("assistant", " \n")),
+        messages(ASKED, ("assistant", None)),
+        messages(ASKED, ("narrator", "x")),
+        {"messages": []},
+        {"messages": "hello"},
+        {"messages": ["hello"]},
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [1]}]},
+        {"instruction": "q", "output": 3},
+        {"instruction": "q"},
+        {"messages": "[" * 100_000},
+        {"instruction": None, "input": "i", "output": "a"},
+        {"instruction": "q", "input": {"i": 1}, "output": "a"},
     ],
 )
-def test_a_conversation_of_another_form_is_refused_by_its_line(row: dict[str, Any], named: str, tmp_path: Path) -> None:
+def test_a_conversation_of_another_form_is_refused_by_its_line(row: dict[str, Any], tmp_path: Path) -> None:
     good = messages(ASKED, ANSWERED) if "messages" in row else {"instruction": "q", "output": "a"}
-    with pytest.raises(DataError) as refused:
+    with refused(DataError, "data.text"):
         read(tmp_path, [good, row])
-    assert refused.value.setting == "data.text"
-    assert "line 2" in str(refused.value)
-    assert named in str(refused.value)
 
 
 def test_columns_of_no_form_are_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -108,9 +106,8 @@ def test_columns_of_no_form_are_refused_before_anything_is_read(tmp_path: Path) 
     file.write_text('{"text": "a"}\n', encoding="utf-8")
     for chosen in ("", "talk"):
         data = DataConfig(train=str(file), task="chat", text=chosen)
-        with pytest.raises(DataError) as refused:
+        with refused(DataError, "data.text"):
             sources.require_columns(data, columns_of(data))
-        assert "'text'" in str(refused.value)
 
 
 def test_a_template_is_a_file_or_itself(tmp_path: Path) -> None:
@@ -120,5 +117,5 @@ def test_a_template_is_a_file_or_itself(tmp_path: Path) -> None:
         assert tasks.build(DataConfig(task="chat", chat_template=chosen)).template == text  # type: ignore[attr-defined]
     (tmp_path / "none.jinja").write_text("hello", encoding="utf-8")
     for wrong in ("missing.jinja", "none.jinja"):
-        with pytest.raises(ConfigError):
+        with refused(ConfigError):
             tasks.build(DataConfig(task="chat", chat_template=str(tmp_path / wrong)))

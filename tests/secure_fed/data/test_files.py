@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from secure_fed.errors import DataError
 from secure_fed.learning.data.files import head, read, split_files, stem
+from tests.golden import refused
 
 ROWS = [
     {"text": "first, with a comma", "label": "a"},
@@ -51,41 +52,53 @@ def test_a_row_knows_where_it_starts(tmp_path: Path, name: str, place: str) -> N
     assert read(path, WANTED).place(2) == f"{path}, {place}"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
-    path = tmp_path / "excel.csv"
-    path.write_text("text,label\nhello,a\n", encoding="utf-8-sig")
-    assert read(path, WANTED).columns["text"] == ["hello"]
-
-
-def test_spaces_around_the_names_of_csv_columns_do_not_count(tmp_path: Path) -> None:
-    path = tmp_path / "typed.csv"
-    path.write_text("text , label\n hello,a\n", encoding="utf-8")
-    assert read(path, WANTED).columns == {"text": [" hello"], "label": ["a"]}
-
-
-def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
-    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"x\.parquet has two columns called 'text'"):
-        read(tmp_path / "x.parquet", WANTED)
-
-
-def test_a_json_key_that_a_row_lacks_is_none(tmp_path: Path) -> None:
+def test_json_lines_may_lack_keys_and_their_head_goes_as_far_as_the_wanted_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"label": 1}\n', encoding="utf-8")
     assert read(path, WANTED).columns == {"text": ["a", None], "label": [None, 1]}
-
-
-def test_the_head_of_json_lines_goes_as_far_as_the_wanted_columns(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"text": "b", "label": 1}\nnothing that is read for its columns\n')
     assert head(path, ("text", "label"), "data.train").present == ("text", "label")
     assert head(path, ("text",), "data.train").present == ("text",)
-    with pytest.raises(DataError, match="line 3 is not JSON"):
+    with refused(DataError):
         head(path, ("text", "topic"), "data.train")
 
 
-def test_a_csv_field_may_be_longer_than_the_csv_module_allows_and_its_limit_stays(tmp_path: Path) -> None:
+BROKEN = {
+    "half.jsonl": b'{"text": "a", "label": 1}\n\n{"text": "b", "la',
+    "array.json": b'[{"text": "a"}]',
+    "latin.jsonl": '{"text": "a"}\n{"text": "é"}\n'.encode("latin-1"),
+    "wide.csv": "text,label\nä,b\n".encode("utf-16"),
+    "quote.csv": b'text,label\nok,a\n"open,b\n',
+    "commas.csv": b"text,label\nok,a\none, two,a\n",
+    "twice.jsonl": b'{"text": "a"}\n{"text": "b", "text": "c"}\n',
+    "digits.jsonl": b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n",
+    "deep.jsonl": b'{"text": "a"}\n' + b"[" * 100_000,
+    "spaced.csv": b"text, text \nx,y\n",
+    "twice.csv": b"text,label,text\nx,a,y\n",
+    "empty.jsonl": b"",
+    "blank.jsonl": b"\n \n",
+    "empty.csv": b"",
+    "header.csv": b"text,label\n",
+    "empty.parquet": b"",
+    "broken.parquet": b"PAR1 but no more",
+    "plain.jsonl.gz": b'{"text": "a"}\n',
+    "cut.jsonl.gz": gzip.compress(b'{"text": "a"}\n' * 100)[:-12],
+    "notes.txt": b"hello",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(BROKEN[name])
+    with refused(DataError, hide=r"(?<=file )\(.*\)(?=:)"):  # a library's words
+        read(tmp_path / name, WANTED)
+
+
+def test_csv_names_have_no_byte_order_mark_and_no_spaces_and_fields_may_be_long(tmp_path: Path) -> None:
+    path = tmp_path / "typed.csv"
+    path.write_text("text , label\n hello,a\n", encoding="utf-8-sig")
+    assert read(path, WANTED).columns == {"text": [" hello"], "label": ["a"]}
     before = csv.field_size_limit()
     path = tmp_path / "x.csv"
     path.write_text("text,label\n" + "x" * 200_000 + ",a\n", encoding="utf-8")
@@ -93,66 +106,22 @@ def test_a_csv_field_may_be_longer_than_the_csv_module_allows_and_its_limit_stay
     assert csv.field_size_limit() == before
 
 
-def test_stem_drops_kind_and_packing_only() -> None:
-    assert stem(Path("a/site.1.csv.gz")) == "site.1"
-
-
-BROKEN = {
-    "half.jsonl": (b'{"text": "a", "label": 1}\n\n{"text": "b", "la', ["half.jsonl, line 3", "not JSON"]),
-    "array.json": (b'[{"text": "a"}]', ["line 1", "list, not an object", "one object a line"]),
-    "latin.jsonl": ('{"text": "a"}\n{"text": "é"}\n'.encode("latin-1"), ["line 2", "0xe9", "UTF-8"]),
-    "wide.csv": ("text,label\nä,b\n".encode("utf-16"), ["line 1", "0xff", "UTF-8"]),
-    "quote.csv": (b'text,label\nok,a\n"open,b\n', ["quote.csv, line 3", "quotes"]),
-    "commas.csv": (b"text,label\nok,a\none, two,a\n", ["line 3", "3 fields", "2 columns", "quote"]),
-    "twice.jsonl": (b'{"text": "a"}\n{"text": "b", "text": "c"}\n', ["twice.jsonl, line 2", "'text'", "twice"]),
-    "digits.jsonl": (b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", ["digits.jsonl, line 1", "digits"]),
-    "deep.jsonl": (b'{"text": "a"}\n' + b"[" * 100_000, ["deep.jsonl, line 2", "nested too deeply"]),
-    "spaced.csv": (b"text, text \nx,y\n", ["line 1", "'text' twice"]),
-    "twice.csv": (b"text,label,text\nx,a,y\n", ["line 1", "'text' twice"]),
-    "empty.jsonl": (b"", ["empty.jsonl is empty", "data.train"]),
-    "blank.jsonl": (b"\n \n", ["blank.jsonl is empty"]),
-    "empty.csv": (b"", ["empty.csv is empty"]),
-    "header.csv": (b"text,label\n", ["header.csv is empty", "no example"]),
-    "empty.parquet": (b"", ["empty.parquet is empty"]),
-    "broken.parquet": (b"PAR1 but no more", ["broken.parquet", "Parquet"]),
-    "plain.jsonl.gz": (b'{"text": "a"}\n', ["plain.jsonl.gz", "gzip"]),
-    "cut.jsonl.gz": (gzip.compress(b'{"text": "a"}\n' * 100)[:-12], ["cut.jsonl.gz", "gzip"]),
-    "notes.txt": (b"hello", ["notes.txt", ".jsonl", ".csv", ".parquet", "data.train"]),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_file_is_refused_with_its_place(tmp_path: Path, name: str) -> None:
-    content, facts = BROKEN[name]
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as refused:
-        read(tmp_path / name, WANTED)
-    for fact in facts:
-        assert fact in str(refused.value)
-
-
-def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no file .*gone\.csv; set data\.test"):
+def test_what_is_not_there_or_there_twice(tmp_path: Path) -> None:
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"])]
+    parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "text"]), tmp_path / "x.parquet")
+    with refused(DataError):
+        read(tmp_path / "x.parquet", WANTED)
+    with refused(DataError):
         read(tmp_path / "gone.csv", WANTED, "data.test")
+    with refused(DataError):
+        read(write(tmp_path / "x.csv"), WANTED).column("absent", "data.label")
 
 
-def test_a_missing_column_is_named_with_those_there(tmp_path: Path) -> None:
-    table = read(write(tmp_path / "x.csv"), WANTED)
-    with pytest.raises(DataError) as refused:
-        table.column("absent", "data.label")
-    for fact in ("x.csv", "'absent'", "'text', 'label'", "data.label"):
-        assert fact in str(refused.value)
-
-
-def test_split_files_finds_shards_in_order_and_nothing_else(tmp_path: Path) -> None:
-    names = ["train-00001.csv", "train-00000.csv", "test.csv", "training.csv", "train.txt"]
-    for name in names:
+def test_split_files_finds_shards_of_one_kind_in_order_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("train-00001.csv", "train-00000.csv", "test.csv", "training.csv", "train.txt"):
         (tmp_path / name).touch()
     assert [path.name for path in split_files(tmp_path, "train")] == ["train-00000.csv", "train-00001.csv"]
-
-
-def test_split_files_refuses_two_kinds(tmp_path: Path) -> None:
-    for name in ("train.csv", "train.jsonl.gz"):
-        (tmp_path / name).touch()
-    with pytest.raises(DataError, match=r"train\.csv, train\.jsonl\.gz"):
+    assert stem(Path("a/site.1.csv.gz")) == "site.1"
+    (tmp_path / "train.jsonl.gz").touch()
+    with refused(DataError):
         split_files(tmp_path, "train")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ from protocols.errors import Aborted, Tampering
 from secure_fed.federation import Federation
 from secure_fed.rounds.masked.checks import Passes
 from secure_fed.rounds.request_checks import Acceptable
-from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.masked.lying import Heard, request_of, session
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
@@ -71,19 +73,22 @@ def _mean(built: Federation, name: str, found: Heard) -> Tensors:
 
 
 @pytest.mark.usefixtures("any_rate")
-@pytest.mark.parametrize("privacy", [{}, CLIPPED], ids=["masks", "central"])
-@pytest.mark.parametrize("way", METHODS)
-def test_clients_with_another_first_pass_refuse_the_second(way: str, privacy: dict[str, Any]) -> None:
-    sampling = {"federation.sampling": "fixed"} if privacy else {}
-    built = federation({**ACTIVE, **METHODS[way], **privacy, **sampling}, sizes=EIGHT)
+@pytest.mark.parametrize(
+    ("way", "privacy"),
+    chosen(itertools.product(METHODS, ("masks", "central")), [("fra_lora", "central"), ("fedask", "masks")]),
+)
+def test_clients_with_another_first_pass_refuse_the_second(way: str, privacy: str) -> None:
+    central = {**CLIPPED, "federation.sampling": "fixed"} if privacy == "central" else {}
+    built = federation({**ACTIVE, **METHODS[way], **central}, sizes=EIGHT)
     (second,), _ = mixed(built, 0.0)
     assert {place for place, _, _ in second.refused.values()} == {"mask"}
     assert set(second.refused) >= set(STILL[:3])
-    assert all(error is Tampering and "another first request" in what for _, error, what in _of(second, STILL))
+    told = [second.refused[client] for client in STILL[:3]]
+    assert all(error is Tampering and "another first request" in what for _, error, what in told)
 
 
 @pytest.mark.usefixtures("any_rate")
-@pytest.mark.parametrize("way", METHODS)
+@pytest.mark.parametrize("way", chosen(METHODS, ["fra_lora", "fedpower"]))
 def test_without_the_comparison_the_sum_is_the_victims_message(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason for the comparison: the other clients trained with learning rate 0 and send zeros."""
     monkeypatch.setattr(Passes, "_require_bound", lambda *given: None)
@@ -142,28 +147,15 @@ def test_sums_with_noise_of_their_own_may_lose_clients_between_passes() -> None:
 
 @pytest.mark.parametrize("lie", ["first", "later", "means", "no means"])
 def test_a_request_that_does_not_fit_its_place_in_the_round_is_refused(lie: str) -> None:
-    from dataclasses import replace
-
     built = federation({**ACTIVE, **SKETCH}, sizes=EIGHT)
     four, first = (*OTHERS, VICTIM), request_of(built)
     if lie == "first":
         found = session(built, replace(first, first="00" * 32), clients=four)
     else:
         assert not session(built, first, clients=four).refused
-        found = session(built, _lied(built, first, lie), number=1, clients=four)
+        second = request_of(built, 0, 1, first)
+        wrong = {name: mean.without(list(mean)[:1]) for name, mean in second.means.items()}
+        lied = {"later": {"first": ""}, "means": {"means": wrong}, "no means": {"means": {}}}[lie]
+        found = session(built, replace(second, **lied), number=1, clients=four)
     assert {(place, error) for place, error, _ in found.refused.values()} == {("mask", Tampering)}
     assert len(found.refused) == 4
-
-
-def _lied(built: Federation, first: Request, lie: str) -> Request:
-    from dataclasses import replace
-
-    second = request_of(built, 0, 1, first)
-    if lie == "later":
-        return replace(second, first="")
-    wrong = {name: mean.without(list(mean)[:1]) for name, mean in second.means.items()}
-    return replace(second, means=wrong if lie == "means" else {})
-
-
-def _of(found: Heard, clients: tuple[int, ...]) -> list[tuple[str, type[Exception], str]]:
-    return [told for client, told in found.refused.items() if client in clients]

@@ -29,8 +29,9 @@ from secure_fed.methods import METHODS
 from secure_fed.methods.method import State
 from secure_fed.rounds.masked.encoding_plan import Contribution, Noised, PublicPlan, Rounded
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
 from tests.contracts import runs
+from tests.golden import refused
 from tests.secure_fed.masked.wide_toys import scale
 from tests.secure_fed.toys import by_coins
 
@@ -57,7 +58,7 @@ def summed(encoding: Any, contributions: list[Contribution | None]) -> Contribut
 coordinates = st.floats(-1, 1, allow_nan=False, width=64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.lists(coordinates, min_size=5, max_size=5), min_size=1, max_size=9),
     st.floats(1e-3, 1e5),
@@ -75,11 +76,6 @@ def test_a_sum_is_off_by_half_a_step_for_every_client_at_most(rows: list[list[fl
     mean = found.values / found.weight
     both = (1 + np.abs(values).max() / bound) * allowed / len(rows)  # the weight is rounded, too
     assert np.abs(mean - values.mean(0)).max() <= both * (1 + 1e-6)
-
-
-def test_at_a_range_that_is_a_power_of_two_the_number_of_clients_is_exact() -> None:
-    for n in range(1, 40):
-        assert summed(Rounded(PublicPlan(3, 32, n, 8.0)), [Contribution(np.full(3, 8.0), 1.0, NAN)] * n).weight == n
 
 
 def test_everybody_at_the_bound_does_not_wrap_around() -> None:
@@ -115,7 +111,7 @@ def test_who_says_nothing_adds_nothing() -> None:
     assert math.isnan(nobody.loss)
 
 
-@pytest.mark.parametrize("loss", [1e9, -1e9, math.inf, -math.inf, NAN])
+@every("loss", [1e9, -1e9, math.inf, -math.inf, NAN])
 def test_no_loss_is_too_large_to_be_sent(loss: float) -> None:
     found = summed(Rounded(PublicPlan(1, 32, 2, 8.0), with_loss=True), [Contribution(np.ones(1), 1.0, loss)] * 2)
     assert found.values.tolist() == [2.0]
@@ -125,14 +121,14 @@ def test_no_loss_is_too_large_to_be_sent(loss: float) -> None:
 def test_what_is_beyond_the_bound_or_no_number_is_refused() -> None:
     encoding = Rounded(PublicPlan(2, 32, 2, 8.0))
     for bad in (8.1, -9.0, math.inf, NAN):
-        with pytest.raises(RangeError, match=r"coordinate 1 .*8\.0"):
+        with refused(RangeError):
             encoding.encode(Contribution(np.array([0.0, bad]), 1.0, NAN), STREAM)
 
 
 # Clip norms.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(1, 300), st.integers(1, 50), st.floats(1e-3, 1e3), st.sampled_from([32, 64]), st.integers(0, 2**32 - 1)
 )
@@ -150,22 +146,8 @@ def test_rounding_makes_no_admitted_contribution_longer_than_the_clip_norm(
         assert np.linalg.norm(sent) <= clip_norm * (1 + 1e-12)
 
 
-def test_without_the_margin_rounding_would_lengthen() -> None:
-    encoding = Rounded(PublicPlan(10_000, 32, 50, 1.0, 0.1))
-    step = 1 / encoding.codec.scale
-    values = np.full(10_000, math.floor(0.1 / 100 / step) * step + 0.51 * step)
-    values *= 0.1 / np.linalg.norm(values)
-    words = encoding.encode(Contribution(values, 1.0, NAN), STREAM)
-    sent = words.view("i4").astype(np.float64)[:-1] / encoding.codec.scale
-    assert np.linalg.norm(values) <= 0.1 * (1 + 1e-12)
-    assert encoding.admitted() < 0.1
-    assert np.linalg.norm(sent) <= 0.1 + (0.1 - encoding.admitted())
-
-
 def test_too_coarse_a_grid_is_refused_and_the_setting_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"1,000,000 coordinates of up to 50 clients to 32 bits.*secure_aggregation\.bits = 64"
-    ):
+    with refused(ConfigError, "secure_aggregation.bits"):
         PublicPlan(1_000_000, 32, 50, 1.0, 1e-4).longest()
     assert PublicPlan(1_000_000, 64, 50, 1.0, 1e-4).longest() > 0.99e-4
     assert math.isinf(PublicPlan(1_000_000, 32, 50, 8.0).longest())
@@ -191,16 +173,10 @@ def test_shares_of_noise_are_in_what_anybody_sends() -> None:
     assert residue.std() == pytest.approx(mechanism.std(0.5, 500, 4), rel=0.2)
 
 
-def test_no_two_shares_are_alike() -> None:
-    encoding = Noised(PublicPlan(50, 32, 4, 0.5, 0.5), DistributedGaussian(1.0, 4, 3, 32))
-    shares = [encoding.encode(None, SeededEntropy(seed).stream("x")).tobytes() for seed in range(4)]
-    assert len(set(shares)) == 4
-
-
 torch.set_num_threads(1)
 
-CLIENTS, CLIP, LR = 17, 0.5, 0.02
-SIZES = (8, 16)  # cohort sizes of two rounds; a grid for 7 or 15 clients would be twice as fine
+CLIENTS, CLIP, LR = 9, 0.5, 0.02
+SIZES = (4, 8)  # cohort sizes of two rounds; a grid for 3 or 7 clients would be twice as fine
 PATHS: dict[str, dict[str, Any]] = {
     "plain": {},
     "masked": {"secure_aggregation.enabled": True},
@@ -210,21 +186,18 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"method.name": name} for name in METHODS if runs.supported(name, "client")},
     "fra_lora, sketched": {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 4},
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
-    "more phantoms than clients": {
-        **{"method.name": "fedlora", "privacy.clip_quantile": 0.5},
-        "evaluation.phantoms": 20,
-    },
+    "more phantoms than clients": {"method.name": "fedlora", "privacy.clip_quantile": 0.5, "evaluation.phantoms": 20},
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
 # One method of each way to send products: factors, sketches, iterations. `methods/test_sensitivity.py` covers clipping.
 WAYS = ("fra_lora", "fra_lora, sketched", "fedpower")
-QUICK = [("masked", case) for case in WAYS if case != "fedpower"]
+QUICK = [("masked", "fra_lora, sketched")]
 # One method of every class, and the settings; for WAYS also 64-bit words and no masks.
 AT_NIGHT = [
     *(("masked", case) for case in CASES if case in runs.OF_A_CLASS or case not in METHODS),
     *itertools.product(PATHS, WAYS),
 ]
-FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.2}
+FIXED = {"federation.sampling": "fixed", "federation.cohort": 8, "federation.vanishing": 0.4}
 
 
 @dataclass
@@ -313,12 +286,15 @@ def require_bounded(case: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "path"),
-    [
-        ("adaptive clipping", "plain"),
-        ("clients vanish", "masked"),
-        ("more phantoms than clients", "plain"),
-        ("more phantoms than clients", "masked"),
-    ],
+    chosen(
+        [
+            ("adaptive clipping", "plain"),
+            ("clients vanish", "masked"),
+            ("more phantoms than clients", "plain"),
+            ("more phantoms than clients", "masked"),
+        ],
+        [("adaptive clipping", "plain"), ("clients vanish", "masked")],
+    ),
 )
 def test_one_client_more_moves_the_sum_by_the_clip_norm_at_most_and_nobody_else(case: str, path: str) -> None:
     require_bounded(case, path)
@@ -359,7 +335,7 @@ def moved(plan: Callable[[int], PublicPlan], clients: int) -> float:
     return float(np.linalg.norm(sums[0] - sums[1]))
 
 
-@pytest.mark.parametrize(("clients", "at_least"), [(256, 1.008), (1024, 1.15), (4096, 4.19)])
+@every(("clients", "at_least"), [(256, 1.008), (4096, 4.19)])
 def test_a_grid_that_follows_the_realised_number_breaks_the_bound(clients: int, at_least: float) -> None:
     """With 300,000 coordinates and 32-bit words. A grid fixed for all 5,000 clients keeps the bound."""
     assert moved(lambda taking_part: PublicPlan(300_000, 32, taking_part, 1.0, 1.0), clients) >= at_least

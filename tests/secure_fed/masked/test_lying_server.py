@@ -18,7 +18,6 @@ from protocols.errors import ParameterError, Tampering
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters
 from secure_fed.config import RunConfig
-from secure_fed.errors import SecureFedError
 from secure_fed.rounds.masked import client
 from secure_fed.rounds.masked.checks import ExpectedRounds, require_terms
 from secure_fed.rounds.masked.terms import Registry, Terms
@@ -27,9 +26,10 @@ from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.lying import Heard, Watched, request_of, session, watch
-from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, federation
+from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, MASKED, federation, let_train
 
 TWELVE = [3] * 12
 ACTIVE = {"secure_aggregation.active": True, "secure_aggregation.dropout": 0.125}
@@ -45,8 +45,7 @@ def build(kind: str) -> tuple[Any, Watched]:
     """A federation of twelve clients and its watch. With a hidden cohort, exactly the clients of `LANDS` would train."""
     built = federation(KINDS[kind], sizes=TWELVE)
     if built.assembly.protection.hidden:
-        for index, member in enumerate(built.assembly.masks.clients):  # type: ignore[union-attr]
-            member._coin = 1.0 if index in LANDS else 0.0
+        let_train(built, LANDS)
     return built, watch(built)
 
 
@@ -88,12 +87,12 @@ def test_a_server_that_names_more_neighbours_to_read_a_vector_is_refused_at_the_
     lied = replace(own, neighbours=clients - 1, threshold=threshold, partners=0)
     colluding = clients // 4
     assert 2 * threshold <= lied.holders + colluding, "the attack would succeed"
-    with pytest.raises(Tampering, match="not those of the run's configuration"):
+    with refused(Tampering):
         require_terms(lied, terms, 0)
-    with pytest.raises(ParameterError, match=f"has 169 neighbours, and this client's policy is for {own.neighbours}"):
+    with refused(ParameterError):
         policy.check(lied)
     replace(policy, neighbours=clients - 1).check(lied)  # no other check refuses it
-    with pytest.raises(ParameterError, match="sets no number of neighbours"):
+    with refused(ParameterError):
         replace(policy, neighbours=None).check(lied)
 
 
@@ -110,13 +109,13 @@ def test_terms_that_were_accepted_once_are_judged_again_in_every_other_session()
     judge(own)
     judge(own)
     for _ in range(2):
-        with pytest.raises(Tampering, match="not those of the run's configuration"):
+        with refused(Tampering):
             judge(replace(own, survivors=own.survivors - 1))
     order = PublicOrder(2 * clients, clients)
     rounds.terms = replace(terms, registry=Registry(2 * clients), order=order)
     own = rounds.terms.parameters(0, order.of_round(0), bytes(32), 5, 0)
     judge(own)
-    with pytest.raises(Tampering, match="whose turn it is not"):
+    with refused(Tampering):
         judge(own, 1)
 
 
@@ -143,20 +142,6 @@ AT_MASK: dict[str, dict[str, Callable[[Parameters], Any]]] = {
     "shorter": {"length": lambda p: p.length - 1},
     "layout": {"layout": lambda p: bytes(32)},
 }
-
-
-def lying(changes: dict[str, Callable[[Parameters], Any]]) -> Callable[[Parameters], Parameters]:
-    return lambda honest: replace(honest, **{name: change(honest) for name, change in changes.items()})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("what", AT_ADVERTISE)
-def test_a_session_on_other_terms_is_refused_before_a_key_is_sent(kind: str, what: str) -> None:
-    built, seen = build(kind)
-    heard = session(built, request_of(built), lie=lying(AT_ADVERTISE[what]))
-    assert refused_by_all(heard, seen, "advertise"), heard.refused
-
-
 WHERE: dict[str, Callable[[str], bool]] = {
     "throughout": lambda stage: True,
     "before the vectors": lambda stage: stage in ("advertise", "share"),
@@ -164,21 +149,24 @@ WHERE: dict[str, Callable[[str], bool]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("what", "kind", "where"),
-    chosen(
-        itertools.product(AT_MASK, KINDS, WHERE),
-        [
-            *itertools.product(AT_MASK, ["hidden, chosen"], WHERE),
-            *itertools.product(AT_MASK, ["masks"], ["with the vectors"]),
-        ],
-    ),
-)
-def test_words_of_another_kind_are_refused_before_anybody_trains(kind: str, what: str, where: str) -> None:
+def lying(changes: dict[str, Callable[[Parameters], Any]]) -> Callable[[Parameters], Parameters]:
+    return lambda honest: replace(honest, **{name: change(honest) for name, change in changes.items()})
+
+
+@pytest.mark.parametrize("kind", chosen(KINDS, ["hidden, chosen", "masks"]))
+def test_a_session_on_other_terms_is_refused_before_a_key_is_sent_and_words_of_another_kind_before_anybody_trains(
+    kind: str,
+) -> None:
     """The bound matters most: a client that accepted a lower bound would reveal something about its vector by an error."""
     built, seen = build(kind)
-    heard = session(built, request_of(built), lie=lying(AT_MASK[what]), lies_at=WHERE[where])
-    assert refused_by_all(heard, seen, "mask"), heard.refused
+    request = request_of(built)
+    for what, changes in AT_ADVERTISE.items():
+        heard = session(built, request, lie=lying(changes))
+        assert refused_by_all(heard, seen, "advertise"), (what, heard.refused)
+    for (what, changes), where in itertools.product(AT_MASK.items(), WHERE):
+        heard = session(built, request, lie=lying(changes), lies_at=WHERE[where])
+        assert refused_by_all(heard, seen, "mask"), (what, where, heard.refused)
+    assert not session(built, request).refused, "the refusals were due to the lies and to nothing else"
 
 
 # Requests.
@@ -220,12 +208,13 @@ REQUESTS: dict[str, Callable[[Request], Request]] = {
 
 
 @pytest.mark.parametrize("kind", chosen(["hidden", "masks"], ["hidden"]))
-@pytest.mark.parametrize("what", REQUESTS)
-def test_a_request_that_the_configuration_does_not_call_for_is_refused_by_all_alike(kind: str, what: str) -> None:
+def test_a_request_that_the_configuration_does_not_call_for_is_refused_by_all_alike(kind: str) -> None:
     built, seen = build(kind)
-    heard = session(built, REQUESTS[what](request_of(built)))
-    assert refused_by_all(heard, seen, "mask"), heard.refused
-    assert {error for _, error, _ in heard.refused.values()} == {Tampering}
+    for what, lie in REQUESTS.items():
+        heard = session(built, lie(request_of(built)))
+        assert refused_by_all(heard, seen, "mask"), (what, heard.refused)
+        assert {error for _, error, _ in heard.refused.values()} == {Tampering}, what
+    assert not session(built, request_of(built)).refused
 
 
 def test_without_the_comparison_exactly_those_who_train_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,19 +246,11 @@ def test_no_clip_norm_lengthens_what_is_under_the_clients_noise(
 
 def test_a_stage_of_no_session_is_refused() -> None:
     built, seen = build("masks")
-    heard = session(built, request_of(built), upto="share")
-    assert not heard.refused
-    with pytest.raises((Tampering, SecureFedError)):
-        built.assembly.masks.clients[0].handle(_stage_of(built, number=7))
+    request = request_of(built)
+    assert not session(built, request, upto="share").refused
+    terms = built.assembly.masks.sums.terms
+    encoding = terms.encoding(built.assembly.server.layout(built.assembly.initial, request.pass_name).size, math.inf)
+    parameters = terms.parameters(7, range(12), bytes.fromhex(request.digest), encoding.length, encoding.largest)
+    with refused(Tampering):
+        built.assembly.masks.clients[0].handle(Stage(0, "mask", parameters, b"", request))
     assert not seen.trained
-
-
-def _stage_of(built: Any, number: int) -> Any:
-    """The stage "mask" of a sum with number `number`."""
-    from secure_fed.rounds.transport import Stage
-
-    terms, request = built.assembly.masks.sums.terms, request_of(built)
-    layout = built.assembly.server.layout(built.assembly.initial, request.pass_name)
-    encoding = terms.encoding(layout.size, math.inf)
-    parameters = terms.parameters(number, range(12), bytes.fromhex(request.digest), encoding.length, encoding.largest)
-    return Stage(0, "mask", parameters, b"", request)

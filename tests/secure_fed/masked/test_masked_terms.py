@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +16,7 @@ from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.protection import Protection
 from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed.masked.wide_toys import DISTRIBUTED, HIDDEN, federation
 
 
@@ -51,15 +51,7 @@ def test_everybody_settles_on_what_the_protocol_chooses(clients: int, active: bo
     assert (policy.threshold, policy.survivors, policy.corrupt) == (oracle.threshold, oracle.survivors, oracle.corrupt)
 
 
-@pytest.mark.parametrize("worse", [{"threshold": 1}, {"survivors": 2}])
-def test_a_client_s_policy_is_not_lowered_by_parameters(worse: dict[str, int]) -> None:
-    mine = terms(20)
-    parameters = _settled(mine, 20)
-    with pytest.raises(ParameterError):
-        mine.policy(20).check(replace(parameters, **worse))
-
-
-@pytest.mark.parametrize("settings", [{}, {"corrupt": 0.2, "dropout": 0.3}, {"active": True, "corrupt": 0.1}], ids=str)
+@every("settings", [{}, {"corrupt": 0.2, "dropout": 0.3}, {"active": True, "corrupt": 0.1}])
 def test_a_sum_that_lost_clients_before_it_began_keeps_to_what_was_settled(settings: dict[str, Any]) -> None:
     """The number of corrupt clients assumed does not fall, nor does the least number of survivors."""
     registry = Registry(20) if settings.get("active") else None
@@ -91,9 +83,9 @@ def test_where_clients_bring_the_noise_the_least_number_is_that_of_the_plan() ->
 
 
 def test_two_are_too_few_and_what_is_unsafe_is_said_with_its_settings() -> None:
-    with pytest.raises(ConfigError, match=r"secure_aggregation\.corrupt, dropout, neighbours, threshold"):
+    with refused(ConfigError, "secure_aggregation.corrupt"):
         terms(7, corrupt=0.45, dropout=0.45).choice(7)
-    with pytest.raises(ConfigError, match=r"threshold is 9"):
+    with refused(ConfigError, "secure_aggregation.corrupt"):
         terms(8, threshold=9).require_feasible()
 
 
@@ -108,7 +100,8 @@ def test_what_is_accepted_at_the_start_holds_for_every_size_that_coins_may_draw(
     try:
         mine.require_feasible()
     except ConfigError:
-        assert any(_refused(mine, clients) for clients in range(5, 41))
+        with pytest.raises(ConfigError):
+            [mine.choice(clients) for clients in range(5, 41)]
         return
     for clients in range(5, 41):
         parameters = _settled(mine, clients)
@@ -120,14 +113,6 @@ def test_identities_are_each_client_s_own() -> None:
     assert len(set(registry.public.values())) == 5
     assert Registry(5).public != registry.public
     assert terms(5).run != terms(5).run
-
-
-def _refused(mine: Terms, clients: int) -> bool:
-    try:
-        mine.choice(clients)
-    except ConfigError:
-        return True
-    return False
 
 
 def _settled(mine: Terms, clients: int) -> Parameters:

@@ -18,6 +18,8 @@ from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.checks import require_plausible
 from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Noised, PublicPlan, Rounded
+from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, federation, one_round
 
 EIGHT = [3] * 8
@@ -25,36 +27,28 @@ LIAR = 5
 Lie = Callable[[np.ndarray, float], None]  # (the liar's vector, changed in place; a coordinate's bound)
 
 
-def _weight(value: float) -> Lie:
+def placed(at: int, *values: float) -> Lie:
+    """A lie that puts these multiples of the bound into the vector from place `at` on; it
+    ends in weight, loss, and two counts."""
+
     def lied(numbers: np.ndarray, bound: float) -> None:
-        numbers[-4] = value * bound
+        numbers[np.arange(at, at + len(values))] = np.array(values) * bound
 
     return lied
 
 
-def _vector(factor: float) -> Lie:
-    def lied(numbers: np.ndarray, bound: float) -> None:
-        numbers[0] = factor * bound
-
-    return lied
-
-
-def _loss(numbers: np.ndarray, bound: float) -> None:
-    numbers[-3:-1] = 3 * bound, -6 * bound
-
-
-def _counter(numbers: np.ndarray, bound: float) -> None:
-    numbers[-1] = -2 * bound
-
-
-PLAIN: dict[str, tuple[Lie, str]] = {
-    "minus everybody's weight": (_weight(-7), "8 contributions are counted, with weights of 0"),
-    "less than that": (_weight(-9), "weights add up to -2"),
-    "half a weight": (_weight(0.5), "weights of 0 or 1 add up to 7.5"),
-    "9 times its bound": (_vector(9), "a coordinate of the sum is beyond"),
-    "a loss beyond all": (_loss, "the mean loss"),
-    "a count below nobody": (_counter, "contributions are counted"),
+PLAIN: dict[str, Lie] = {
+    "minus everybody's weight": placed(-4, -7),
+    "less than that": placed(-4, -9),
+    "half a weight": placed(-4, 0.5),
+    "9 times its bound": placed(0, 9),
+    "a loss beyond all": placed(-3, 3, -6),
+    "a count below nobody": placed(-1, -2),
 }
+
+
+def spread(numbers: np.ndarray, bound: float) -> None:
+    numbers[:200] = 7.0
 
 
 def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -83,9 +77,8 @@ def lying(settings: dict[str, Any], lie: Lie, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("what", PLAIN)
 def test_a_sum_that_honest_clients_cannot_make_is_refused(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lie, sentence = PLAIN[what]
-    with pytest.raises(Tampering, match=sentence):
-        one_round(lying({}, lie, monkeypatch))
+    with refused(Tampering, hide=r"\d+\.\d{2,}"):
+        one_round(lying({}, PLAIN[what], monkeypatch))
 
 
 @pytest.mark.parametrize("settings", [CLIPPED, DISTRIBUTED], ids=["central", "distributed"])
@@ -94,21 +87,12 @@ def test_a_sum_that_is_longer_than_all_clip_norms_is_refused(
 ) -> None:
     """The vector is within every coordinate's bound, so the protocol accepts it."""
 
-    def spread(numbers: np.ndarray, bound: float) -> None:
-        numbers[:200] = 7.0
-
-    with pytest.raises(Tampering, match="long, which 8 honest contributors cannot make"):
+    with refused(Tampering, hide=r"\d+\.\d+"):
         one_round(lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch))
 
 
-@pytest.mark.parametrize("settings", [CLIPPED, DISTRIBUTED], ids=["central", "distributed"])
-def test_on_many_machines_a_sum_that_a_client_spoiled_costs_its_round(
-    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def spread(numbers: np.ndarray, bound: float) -> None:
-        numbers[:200] = 7.0
-
-    built = lying({**settings, "federation.sampling": "fixed"}, spread, monkeypatch)
+def test_on_many_machines_a_sum_that_a_client_spoiled_costs_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = lying({**CLIPPED, "federation.sampling": "fixed"}, spread, monkeypatch)
     server = built.assembly.server
     sums = replace(server.summing, loses_aborted=True)
     built.assembly = replace(built.assembly, server=replace(server, summing=sums))
@@ -135,7 +119,7 @@ def test_under_the_server_s_noise_a_sum_without_it_is_not_judged(
 
 def test_a_lie_within_the_bounds_of_all_is_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the threat table says: a client can exceed its bound by up to the number of clients."""
-    seen = one_round(lying({}, _vector(6.0), monkeypatch))
+    seen = one_round(lying({}, placed(0, 6), monkeypatch))
     assert np.abs(seen.means["change"]).max() > 5
 
 
@@ -148,12 +132,12 @@ ENCODINGS: dict[str, Encoding] = {
 }
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@every("name", ENCODINGS)
 def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
     """Contributions of the largest norm, all in one direction, from all clients, from some or from none."""
     encoding, rng = ENCODINGS[name], np.random.default_rng(1)
     longest = encoding.admitted()
-    for trial in range(60):
+    for trial in range(24):
         values = rng.standard_normal(300) if trial % 2 else np.eye(300)[trial]
         values *= (longest if math.isfinite(longest) else 1.0) / np.linalg.norm(values)
         if trial % 3 == 0 and name in ("rounded", "weighted", "long words"):
@@ -183,7 +167,7 @@ def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatc
 
 def test_a_clip_norm_that_adaptive_clipping_may_come_to_is_checked_before_the_run() -> None:
     settings = {**MASKED, **CLIPPED, "privacy.clip_quantile": 0.5, "federation.rounds": 60}
-    with pytest.raises(ConfigError, match=r"set secure_aggregation\.bits = 64"):
+    with refused(ConfigError, "secure_aggregation.bits"):
         federation(settings)
     assert federation({**settings, "secure_aggregation.bits": 64}).assembly.masks
     assert federation({**settings, "federation.rounds": 3}).assembly.masks

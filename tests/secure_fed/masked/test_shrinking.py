@@ -16,6 +16,8 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
+from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed.masked.lying import watch
 from tests.secure_fed.masked.wide_toys import MASKED, federation
 
@@ -100,12 +102,21 @@ def test_an_honest_server_is_answered_in_every_round(masks: str) -> None:
     assert result.state.tensors.numel < federation({**MASKED, **SETTINGS}).assembly.initial.tensors.numel
 
 
-@pytest.mark.parametrize("what", LIES)
+QUICK = (
+    "ranks that are gone",
+    "fewer ranks in the warm-up",
+    "fewer ranks at first",
+    "an A of more ranks",
+    "other numbers",
+)
+
+
+@pytest.mark.parametrize("what", chosen(LIES, QUICK))
 def test_shapes_that_the_run_cannot_have_come_to_are_refused_before_anybody_trains(what: str) -> None:
     round_, masks, lie = LIES[what]
     built = lying(masks, round_, lie)
     seen = watch(built)
-    with pytest.raises(Tampering, match=f"of round {round_ + 1} is not the one that the run's configuration requires"):
+    with refused(Tampering):
         built.run()
     assert {trained for trained, _ in seen.trained} == set(range(round_))
 

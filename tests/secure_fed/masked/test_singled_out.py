@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from secure_fed.rounds.masked import checks as asked
 from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Request, Stage
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.masked.wide_toys import MASKED, Tampered, federation, listen
 
 VICTIM = 2
@@ -60,8 +62,18 @@ def told(lie: Lie, *, parameters: bool) -> Callable[[int, Stage], Stage]:
     return lied
 
 
-@pytest.mark.parametrize("fitting", [False, True])
-@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize(
+    ("name", "fitting"),
+    chosen(
+        itertools.product(LIES, (False, True)),
+        [
+            ("no step", True),
+            ("a smaller step", False),
+            ("nothing to start from", False),
+            ("nothing to project on", True),
+        ],
+    ),
+)
 def test_who_is_asked_for_something_else_refuses(name: str, fitting: bool) -> None:
     way, lie = LIES[name]
     with pytest.raises(ProtocolError):

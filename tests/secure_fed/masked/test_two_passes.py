@@ -47,31 +47,6 @@ def test_a_round_of_two_passes_is_one_sampled_release(rate: float, z: float, rou
     assert _naive(rate, z, rounds, 1e-5) < 0.9 * oracle, "the wrong accounting promises too much"
 
 
-def test_the_divergence_itself_is_larger_than_the_trap_says() -> None:
-    """Delta of one round by numerical integration, without an accountant, against two passes with separate coins."""
-    from scipy.integrate import quad
-    from scipy.stats import norm
-
-    rate, z, epsilon = 0.1, 1.0, 1.0
-
-    def delta(shift: float) -> float:
-        def excess(x: float) -> float:
-            return max(0.0, (1 - rate) * norm.pdf(x) + rate * norm.pdf(x - shift) - math.exp(epsilon) * norm.pdf(x))
-
-        return float(quad(excess, -10, 15, limit=500)[0])
-
-    plan = for_sums(Target(None, z, delta(math.sqrt(2) / z)), Poisson(100, rate), 2, 2)
-    assert plan.epsilon() == pytest.approx(epsilon, abs=0.01)
-    assert _naive(rate, z, 1, plan.delta) < 0.75 * epsilon
-
-
-def test_without_sampling_there_is_no_trap() -> None:
-    plan = for_sums(Target(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 2)
-    twenty = for_sums(Target(None, 2.0, 1e-5), Poisson(10, 1.0), 20, 1)
-    assert plan.epsilon() == pytest.approx(twenty.epsilon(), rel=1e-6)
-    assert plan.epsilon_participants() == plan.epsilon()
-
-
 @pytest.mark.parametrize("rate", chosen([0.02, 0.3], [0.3]))
 def test_who_sees_the_cohort_sees_all_passes(rate: float) -> None:
     plan = for_sums(Target(None, 2.0, 1e-5), Poisson(100, rate), 20, 2)

@@ -11,16 +11,19 @@ import pytest
 
 from protocols.errors import Aborted
 from protocols.wire import Shares
-from secure_fed.rounds.transport import Recording
+from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
     DISTRIBUTED,
     MASKED,
     SKETCH,
+    Interrupting,
     federation,
     listen,
     one_round,
+    recorder,
 )
 
 EIGHT = [4] * 8
@@ -46,7 +49,7 @@ class Misdealing:
 
 
 def misdealing(settings: dict[str, Any], *clients: int) -> Any:
-    built = federation({**SOME, "federation.rounds": 4, **settings}, sizes=EIGHT)
+    built = federation({**SOME, **settings}, sizes=EIGHT)
     built.assembly = replace(built.assembly, transport=Misdealing(built.assembly.transport, frozenset(clients)))
     return built
 
@@ -61,36 +64,16 @@ def misdealing(settings: dict[str, Any], *clients: int) -> Any:
 )
 def test_a_run_goes_on_without_the_dealer_and_names_it(kind: dict[str, Any]) -> None:
     built = misdealing(kind, 5)
-    recording = Recording(built.assembly.transport)
-    built.assembly = replace(built.assembly, transport=recording)
+    recording = recorder(built)
     result = built.run()
     lost, *others = result.records
     assert lost["caught"] == {"client-5": "dealt wrong shares"}
     assert lost["lost"] == "a client dealt shares that do not fit what it published, and is left out from now on"
-    assert toys.same(
-        built.assembly.server.unmoved(
-            built.assembly.initial, built.assembly.server.plan(built.assembly.initial)
-        ).tensors,
-        _after(built, 0),
-    )
-    assert [record["masked"]["survivors"] for record in others] == [7, 7, 7]
+    assert [record["masked"]["survivors"] for record in others] == [7, 7]
     assert not any("lost" in record or "caught" in record for record in others)
     assert {reply.client for ask, reply in recording.exchanges if ask.round > 0} == set(range(8)) - {5}
     said = result.summary["secure_aggregation"]
     assert (said["rounds_lost"], said["caught"]) == (1, {"client-5": "dealt wrong shares"})
-
-
-def _after(built: Any, round_: int) -> Any:
-    """The tensors after round `round_`, from running the federation again."""
-    seen: list[Any] = []
-
-    class Keeping:
-        def on_round_end(self, record: Any, state: Any) -> None:
-            seen.append(state.tensors)
-
-    built.callbacks.append(Keeping())
-    built.run()
-    return seen[round_]
 
 
 def test_a_lost_round_moves_nothing_and_is_not_made_again_under_its_number() -> None:
@@ -111,21 +94,9 @@ def test_each_dealer_costs_a_round_until_too_few_are_left() -> None:
         {"client-1": "dealt wrong shares"},
         {"client-6": "dealt wrong shares"},
     ]
-    assert [record["masked"]["survivors"] for record in result.records[2:]] == [6, 6]
-    with pytest.raises(Aborted, match=r"5 clients are left, fewer than the 6"):
-        misdealing(MASKED, 1, 3, 6).run()
-
-
-class Stopped(Exception):  # noqa: N818 - an event
-    """Stands in for a kill after a round is saved."""
-
-
-class Stops:
-    """A callback that stops the run after round 2."""
-
-    def on_round_end(self, record: Any, state: Any) -> None:
-        if state.round == 2:
-            raise Stopped
+    assert [record["masked"]["survivors"] for record in result.records[2:]] == [6]
+    with refused(Aborted):
+        misdealing({**MASKED, "federation.rounds": 4}, 1, 3, 6).run()
 
 
 @pytest.mark.parametrize(
@@ -133,22 +104,22 @@ class Stops:
 )
 def test_a_resumed_run_does_not_readmit_the_dealer(kind: dict[str, Any], tmp_path: Path) -> None:
     first = misdealing(kind, 5)
-    first.callbacks.append(Stops())
-    with pytest.raises(Stopped):
+    first.callbacks.append(Interrupting(2))
+    with pytest.raises(KeyboardInterrupt):
         first.run(tmp_path / "run")
     result = misdealing(kind, 5).run(tmp_path / "run", resume=True)
-    assert [bool(record.get("lost")) for record in result.records] == [True, False, False, False]
+    assert [bool(record.get("lost")) for record in result.records] == [True, False, False]
     assert result.whole["secure_aggregation"]["caught"] == {"client-5": "dealt wrong shares"}
 
 
-@pytest.mark.parametrize("way", [{}, SKETCH], ids=["one pass", "two passes"])
+@pytest.mark.parametrize("way", chosen([{}, SKETCH], [SKETCH]), ids=["one pass", "two passes"])
 def test_what_a_lost_round_charged_stays_charged_and_no_more_sums_are_made_than_planned(
     way: dict[str, Any], tmp_path: Path
 ) -> None:
     built = misdealing({**DISTRIBUTED, **way}, 5)
     said = built.run(tmp_path / "run").whole
     passes = 2 if way else 1
-    assert said["releases"] == private_toys.charged(tmp_path / "run") == 4 * passes - (passes - 1)
+    assert said["releases"] == private_toys.charged(tmp_path / "run") == 3 * passes - (passes - 1)
     assert said["epsilon"] <= built.assembly.protection.plan.epsilon()
     assert said["privacy"]["realised"]["survivors"] == 7
 

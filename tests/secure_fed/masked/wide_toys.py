@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.sums import Record
-from secure_fed.rounds.transport import Reply, Stage
+from secure_fed.rounds.transport import Recording, Reply, Stage
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import private_toys, toys
 
@@ -191,3 +191,27 @@ def without_time(records: Sequence[Record]) -> list[Record]:
         else record
         for record in plain
     ]
+
+
+@dataclass
+class Interrupting:
+    """A callback that interrupts the run after a round."""
+
+    after: int
+
+    def on_round_end(self, record: Record, state: State) -> None:
+        if record["round"] == self.after:
+            raise KeyboardInterrupt
+
+
+def recorder(built: Federation) -> Recording:
+    """From now on the federation's exchanges are recorded."""
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
+    return recording
+
+
+def let_train(built: Federation, clients: Collection[int]) -> None:
+    """Sets the coins of a hidden cohort, so that exactly these clients train."""
+    for index, member in enumerate(built.assembly.masks.clients):  # type: ignore[union-attr]
+        member._coin = 1.0 if index in clients else 0.0

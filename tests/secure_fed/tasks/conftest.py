@@ -7,10 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from secure_fed import RunConfig
+
+SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 Write = Callable[[str, Sequence[dict[str, Any]]], Path]
 
 
@@ -56,3 +60,20 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return lines
+
+
+def settings_of(usual: dict[str, Any], **changed: Any) -> RunConfig:
+    """A configuration of `section.key` settings; `section__key=value` changes them."""
+    chosen = {**usual, **{name.replace("__", "."): value for name, value in changed.items()}}
+    return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+
+
+def lines_of(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def require_valid(run: Path) -> dict[str, Any]:
+    """The result of a run directory, which keeps to the schema."""
+    result: dict[str, Any] = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    jsonschema.validate(result, SCHEMA)
+    return result

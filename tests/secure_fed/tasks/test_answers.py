@@ -8,15 +8,17 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
+from secure_fed.commands.comparison import compare
+from secure_fed.commands.comparison.tables import numbers
 from secure_fed.errors import UsageError
 from secure_fed.export.trained import load_run
 from secure_fed.learning.evaluation import rouge_l
@@ -24,13 +26,13 @@ from secure_fed.learning.problem import configured
 from secure_fed.report.page import write_report
 from secure_fed.report.progress import ConsoleProgress
 from secure_fed.runs.evaluation import evaluated
-from tests.secure_fed.tasks.conftest import Write
+from tests.cells import chosen, every
+from tests.golden import refused
+from tests.secure_fed.tasks.conftest import Write, lines_of, require_valid, settings_of
 
-SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 ROWS = [  # no two alike: rows are held out by their content
     {"text": f"word{index} word{index % 5}", "target": f"word{index % 5} calm"} for index in range(24)
 ]
-Tables = dict[str, dict[str, Any]]
 Settings = Callable[..., RunConfig]
 
 
@@ -38,84 +40,53 @@ Settings = Callable[..., RunConfig]
 def settings(write: Write, gpt2: Path) -> Settings:
     """A function that returns the configuration of a short run on prompts and targets, which writes answers to test rows."""
     file = str(write("rows", ROWS))
-
-    def made(**changed: Any) -> RunConfig:
-        tables: Tables = {
-            "model": {"name": str(gpt2), "max_length": 16},
-            "data": {"train": file, "test": file, "task": "causal_lm", "text_b": "target", "metric": "rouge_l"},
-            "federation": {"clients": 4, "cohort": 4, "rounds": 2},
-            "method": {"name": "fedlora"},
-            "training": {"lr": 0.05, "batch_size": 4, "epochs": 2},
-            "evaluation": {"generate": 7, "max_new_tokens": 4},
-        }
-        for name, value in changed.items():
-            section, _, key = name.partition("__")
-            tables.setdefault(section, {})[key] = value
-        return RunConfig.from_dict(tables)
-
-    return made
+    usual = {
+        **{"model.name": str(gpt2), "model.max_length": 16, "method.name": "fedlora"},
+        **{"data.train": file, "data.test": file, "data.task": "causal_lm", "data.text_b": "target"},
+        **{"federation.clients": 4, "federation.cohort": 4, "federation.rounds": 1},
+        **{"training.lr": 0.05, "training.batch_size": 4, "training.epochs": 1},
+        **{"evaluation.generate": 7, "evaluation.max_new_tokens": 4, "data.metric": "rouge_l"},
+    }
+    return partial(settings_of, usual)
 
 
+@pytest.mark.usefixtures("never_drawn")
 def test_a_round_measures_the_answers_that_predict_writes(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    federation = Federation(settings())
-    result = federation.run(tmp_path / "run")
+    result = Federation(settings(federation__rounds=2, training__epochs=2)).run(tmp_path / "run")
     kept = [ROWS[index * 24 // 7] for index in range(7)]
     written = load_run(tmp_path / "run").generate([row["text"] for row in kept], 4)
     expected = sum(rouge_l(text, row["target"]) for text, row in zip(written, kept, strict=True)) / 7
     assert 0 < expected == pytest.approx(result.records[-1]["rouge_l"])
     assert all("rouge_l" in record for record in result.records)
     assert result.summary["metrics"]["rouge_l"] == result.records[-1]["rouge_l"]
-    jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
+    require_valid(tmp_path / "run")
     page = re.sub(r"\s+", " ", write_report(tmp_path / "run").read_text(encoding="utf-8"))
     assert page.count("ROUGE-L") >= 3  # the sentence, the key number, the table of rounds
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "rows.jsonl"), "--max-new-tokens", "4"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = lines_of(capsys.readouterr().out)
     assert [lines[index * 24 // 7]["continuation"] for index in range(7)] == written
 
 
 def test_a_comparison_and_the_progress_show_the_metric(
-    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.toml").write_text(
-            "\n".join(
-                f"[{section}]\n" + "\n".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
-                for section, table in chosen(settings(data__metric="f1", federation__rounds=1)).items()
-            ),
-            encoding="utf-8",
-        )
-    files = [str(tmp_path / f"{name}.toml") for name in ("one", "two")]
-    assert main(["compare", *files, "--seeds", "1", "--out", str(tmp_path / "compared"), "--json"]) == 0
-    printed = capsys.readouterr()
-    assert '"f1_mean"' in printed.out
-    assert re.search(r"F1 0\.\d+", printed.err)
+    monkeypatch.setattr("secure_fed.commands.comparison.tables.drawn", lambda rows: "<svg></svg>")
+    (row,) = compare({"one": settings(data__metric="f1")}, [1], tmp_path / "compared")
+    assert "f1_mean" in numbers(row)
     with ConsoleProgress(2, task="causal_lm", of_answers="rouge_l") as progress:
         progress.on_round_end({"round": 1, "rouge_l": 0.25, "rejected": []}, type("State", (), {"round": 1})())
     assert "ROUGE-L 0.25" in capsys.readouterr().err
 
 
-def chosen(config: RunConfig) -> Tables:
-    """The settings that differ from the defaults."""
-    usual = RunConfig().to_dict()
-    tables = {
-        section: {key: value for key, value in table.items() if value != usual[section][key]}
-        for section, table in config.to_dict().items()
-    }
-    return {section: table for section, table in tables.items() if table}
-
-
 def test_without_the_setting_nothing_is_written(settings: Settings) -> None:
     federation = Federation(settings(evaluation__generate=0, evaluation__max_new_tokens=64, data__metric=""))
     assert federation.assembly.problem.asked is None
-    assert set(evaluated(federation.assembly, federation.assembly.initial)) == {"accuracy", "perplexity", "loss"}
-
-
-def test_more_rows_than_there_are_mean_all_of_them(settings: Settings) -> None:
     asked = configured(settings(evaluation__generate=1000)).asked
     assert asked is not None
-    assert len(asked.rows) == 24
+    assert len(asked.rows) == 24, "more rows than there are mean all of them"
+    assert set(evaluated(federation.assembly, federation.assembly.initial)) == {"accuracy", "perplexity", "loss"}
 
 
 def test_a_model_that_diverged_has_no_figure(settings: Settings) -> None:
@@ -126,7 +97,8 @@ def test_a_model_that_diverged_has_no_figure(settings: Settings) -> None:
     assert math.isnan(evaluated(assembly, assembly.initial)["rouge_l"])
 
 
-@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.usefixtures("never_drawn")
+@pytest.mark.parametrize("declared", chosen([True, False], [False]))
 def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
     declared: bool, settings: Settings, tmp_path: Path
 ) -> None:
@@ -135,7 +107,6 @@ def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
         data__test=str(tmp_path / "rows.jsonl") if declared else "",
         privacy__unit="client",
         privacy__noise_multiplier=1.0,
-        federation__rounds=1,
         federation__clients=6,
         federation__cohort=6,
     )
@@ -154,7 +125,7 @@ def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
     assert bool(kept) is not declared
 
 
-@pytest.mark.parametrize(
+@every(
     ("changed", "setting"),
     [
         ({"data__task": "classification", "data__text_b": ""}, "evaluation.generate"),
@@ -171,11 +142,9 @@ def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
         ({"evaluation__max_new_tokens": 110, "method__name": "prompt_tuning"}, "evaluation.max_new_tokens"),
     ],
 )
-def test_what_is_refused(changed: dict[str, Any], setting: str, settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as refused:
+def test_what_is_refused(changed: dict[str, Any], setting: str, settings: Settings) -> None:
+    with refused(UsageError, setting):
         Federation(settings(**changed))
-    assert refused.value.setting == setting
-    assert refused.value.exit_code == 2
 
 
 def test_a_pattern_is_refused_before_a_model_is_loaded(
@@ -185,16 +154,14 @@ def test_a_pattern_is_refused_before_a_model_is_loaded(
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr("secure_fed.learning.problem.load", loaded)
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "data.answer_pattern"):
         configured(settings(data__metric="exact_match", data__answer_pattern="#### (.*)"))
-    assert refused.value.setting == "data.answer_pattern"
     assert os.listdir(tmp_path) == ["rows.jsonl"]
 
 
 def test_an_encoder_is_refused(settings: Settings, small_model: Path) -> None:
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "model.name"):
         Federation(settings(model__name=str(small_model)))
-    assert refused.value.setting == "model.name"
 
 
 def test_prompts_and_targets_of_a_pattern(settings: Settings, write: Write) -> None:
@@ -210,7 +177,7 @@ def test_prompts_and_targets_of_a_pattern(settings: Settings, write: Write) -> N
 
 def test_predict_continues_the_end_of_a_long_text_and_hides_special_tokens(settings: Settings, tmp_path: Path) -> None:
     """The special token that begins a text stays, the one that ends it is left out, and an empty text is that which begins."""
-    Federation(settings(federation__rounds=1)).run(tmp_path / "run")
+    Federation(settings()).run(tmp_path / "run")
     run = load_run(tmp_path / "run")
     run.model.eval()
     long = " ".join(f"word{index}" for index in range(30))
@@ -228,9 +195,7 @@ def test_predict_continues_the_end_of_a_long_text_and_hides_special_tokens(setti
     assert first == again != other
     run.tokenizer.eos_token = run.tokenizer.decode([run.tokenizer(expected[0])["input_ids"][1]])
     assert run.generate(prompts[:1], 5) == [""]
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "--max-new-tokens"):
         run.generate(prompts, 128)
-    assert refused.value.setting == "--max-new-tokens"
-    with pytest.raises(UsageError) as refused:
+    with refused(UsageError, "data.task"):
         replace(run, config=RunConfig()).generate(prompts)
-    assert refused.value.setting == "data.task"

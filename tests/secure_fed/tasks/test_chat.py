@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from secure_fed.export.trained import load_run
-from secure_fed.flower.project import Connection, write_project
 from secure_fed.runs.dry_run import foreseen
-from secure_fed.runs.store import read_checkpoint
-from tests.flower_loopback import loopback, supernode
+from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.deployment.parties import founded
-from tests.secure_fed.tasks.conftest import Write
+from tests.secure_fed.tasks.conftest import Write, settings_of
 from tests.secure_fed.tasks.test_chat_template import CHATML
 from tests.secure_fed.tasks.toy_tasks import TOYS
 
@@ -31,20 +29,11 @@ ROOM = 64  # tokens of the rows above, of the small tokenizer
 
 def config(model: Path, train: Path, test: Path, **settings: Any) -> RunConfig:
     usual = {
-        "model.name": str(model),
-        "model.max_length": ROOM,
-        "data.task": "chat",
-        "data.train": str(train),
-        "data.test": str(test),
-        "data.client": "site",
-        "federation.rounds": 2,
-        "federation.cohort": 4,
-        "method.name": "fedlora",
-        "training.batch_size": 4,
-        "evaluation.audit_fraction": 0.0,
+        **{"model.name": str(model), "model.max_length": ROOM, "method.name": "fedlora", "training.batch_size": 4},
+        **{"data.task": "chat", "data.train": str(train), "data.test": str(test), "data.client": "site"},
+        **{"federation.rounds": 1, "federation.cohort": 4, "evaluation.audit_fraction": 0.0},
     }
-    chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
-    return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+    return settings_of(usual, **settings)
 
 
 def chatted(question: str, answer: str) -> dict[str, Any]:
@@ -58,7 +47,7 @@ def long(row: dict[str, Any], *, all_of_it: bool) -> dict[str, Any]:
     return {**row, "messages": turns}
 
 
-@pytest.mark.parametrize("unit", ["none", "example", pytest.param("client", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("unit", chosen(["none", "example", "client"], ["none"]))
 def test_rows_without_room_are_left_out_and_counted(unit: str, chatty: Path, write: Write, tmp_path: Path) -> None:
     """They change nothing: the run is that of the other rows, and a client may have none left."""
     changed = [long(row, all_of_it=at < 6) if at in (3, 4, 5, 9, 10) else row for at, row in enumerate(ROWS)]
@@ -85,13 +74,12 @@ def test_a_client_whose_rows_have_no_room_takes_part_with_nothing(chatty: Path, 
     test = write("test", ROWS[:8])
     for own in ({}, {"privacy__unit": "example", "privacy__noise_multiplier": 1.0, "evaluation__phantoms": 0}):
         result = Federation(config(chatty, write("train", changed), test, **own)).run()
-        assert result.state.round == 2
-    with pytest.raises(DataError) as refused:
+        assert result.state.round == 1
+    with refused(DataError, "model.max_length"):
         Federation(config(chatty, write("train", [long(row, all_of_it=True) for row in ROWS]), test))
-    assert refused.value.setting == "model.max_length"
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("masked", chosen([False, True], [False]))
 def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path, write: Write, tmp_path: Path) -> None:
     """The charter holds the template, not the path of its file."""
     own = tmp_path / "own.jinja"
@@ -135,7 +123,7 @@ def test_a_run_keeps_its_template(where: str, chatty: Path, write: Write, tmp_pa
     train, test = write("train", ROWS), write("test", ROWS[:8])
     Federation(config(model, train, test, **own)).run(tmp_path / "run")
     file.write_text(CHATML.replace("assistant\n", "assistant "), encoding="utf-8")
-    with pytest.raises(RunDirectoryError):
+    with refused(RunDirectoryError):
         Federation(config(model, train, test, federation__rounds=3, **own)).run(tmp_path / "run", resume=True)
     if where == "a file":
         file.unlink()
@@ -145,9 +133,8 @@ def test_a_run_keeps_its_template(where: str, chatty: Path, write: Write, tmp_pa
 def test_a_template_without_the_assistants_texts_is_refused(chatty: Path, write: Write, tmp_path: Path) -> None:
     own = tmp_path / "own.jinja"
     own.write_text(CHATML.replace("m['content']", "(m['content'] if m['role'] == 'user' else '')"), encoding="utf-8")
-    with pytest.raises(ModelError) as refused:
+    with refused(ModelError, "data.chat_template"):
         Federation(config(chatty, write("train", ROWS), write("test", ROWS[:8]), data__chat_template=str(own)))
-    assert refused.value.setting == "data.chat_template"
 
 
 def test_the_dry_run_names_the_units_that_are_held_out(chatty: Path, write: Write) -> None:
@@ -159,40 +146,10 @@ def test_the_dry_run_names_the_units_that_are_held_out(chatty: Path, write: Writ
     assert said.startswith(f"{found} of {len(rows)} examples")
 
 
-@pytest.mark.nightly
-def test_a_run_over_flower_on_chats_is_the_simulated_one(chatty: Path, write: Write, tmp_path: Path) -> None:
-    """Masked, private by client with shares of the noise; each node is a process of its own that holds its conversations."""
-    parts = [[row for row in ROWS if row["site"] == f"s{number}"] for number in range(4)]
-    tables: dict[str, Any] = {
-        "data__client": "",
-        "federation__sampling": "fixed",
-        "privacy__unit": "client",
-        "privacy__epsilon": 8.0,
-        "privacy__noise": "distributed",
-        "secure_aggregation__enabled": True,
-    }
-    whole = config(chatty, tmp_path / "none.jsonl", write("test", ROWS[:8]), **tables)
-    party = founded(tmp_path, whole, parts, lambda number: None, tested=ROWS[:8])
-    seeded = [sys.executable, "-m", "tests.secure_fed.flower.seeded_node"]
-    command = lambda link, node: [*seeded, str(link.homes[node]), "5", "", *supernode(link, node)]  # noqa: E731
-    with loopback(tmp_path / "link", party.homes, command=command) as link:
-        link.await_nodes()
-        project = write_project(tmp_path / "app", party.folder, Connection(link.address, insecure=True))
-        link.run(project, "--run-config", "deadline=60 wait=180")
-    files = [str(shutil.copy(tmp_path / f"node-{n}" / "train.jsonl", tmp_path / f"c{n}.jsonl")) for n in range(4)]
-    alone = {("data", "train"): files, ("training", "together"): 1, ("evaluation", "phantoms"): 0}
-    found, state = (
-        read_checkpoint(party.folder / "run"),
-        Federation(whole.replace(alone), entropy=SeededEntropy(5)).run().state,
-    )
-    assert found is not None
-    assert toys.same(found.state.tensors, state.tensors)
-
-
 def test_an_export_keeps_the_template(gpt2: Path, write: Write, tmp_path: Path) -> None:
     """Also ChatML's, of a model that has none."""
     rows = write("rows", ROWS)
-    Federation(config(gpt2, rows, rows, federation__rounds=1, model__max_length=100)).run(tmp_path / "run")
+    Federation(config(gpt2, rows, rows, model__max_length=100)).run(tmp_path / "run")
     run = load_run(tmp_path / "run")
     for merged in (False, True):
         folder = run.export(tmp_path / f"export-{merged}", merged=merged)
@@ -206,14 +163,14 @@ def test_an_export_keeps_the_template(gpt2: Path, write: Write, tmp_path: Path) 
 def test_answers_are_measured_and_written(chatty: Path, write: Write, tmp_path: Path) -> None:
     """A conversation that ends with an answer is answered anew, from what stands before it."""
     rows = write("rows", ROWS)
-    asked = {"evaluation__generate": 4, "evaluation__max_new_tokens": 4, "data__metric": "f1", "federation__rounds": 1}
+    asked = {"evaluation__generate": 4, "evaluation__max_new_tokens": 4, "data__metric": "f1"}
     result = Federation(config(chatty, rows, rows, **asked)).run(tmp_path / "run")
     assert 0 <= result.records[-1]["f1"] <= 1
     run, talk = load_run(tmp_path / "run"), ROWS[0]["messages"]
     first, again, question, whole = run.generate([talk, talk[:-1], "word1", [{"role": "user", "content": "word1"}]], 4)
     assert first == again
     assert question == whole
-    with pytest.raises(ConfigError):
+    with refused(ConfigError, "max_new_tokens"):
         run.generate(["word1"], -1)
 
 
@@ -221,7 +178,7 @@ def test_predict_reads_a_line_as_a_question_whatever_column_was_learned(
     chatty: Path, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = write("rows", [{"talk": row["messages"], "site": row["site"]} for row in ROWS])
-    Federation(config(chatty, rows, rows, data__text="talk", federation__rounds=1)).run(tmp_path / "run")
+    Federation(config(chatty, rows, rows, data__text="talk")).run(tmp_path / "run")
     (tmp_path / "asked.txt").write_text("word1 word2\n", encoding="utf-8")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "asked.txt"), "--max-new-tokens", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "word1 word2"

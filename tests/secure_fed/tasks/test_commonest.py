@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from scipy.stats import binomtest
 
@@ -17,16 +16,21 @@ from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no_better
 from secure_fed.report.terminal import rows
+from tests.cells import every
 
 
-def test_the_share_of_the_commonest_label() -> None:
+def test_the_share_of_the_commonest_label_and_the_sentence() -> None:
     assert Commonest.among([0, 2, 2, 1]) == Commonest(0.5, 4)
     assert Commonest.among([(0, 1), (), (0, 1)]) == Commonest(2 / 3, 3)
     assert Commonest.among([]) is None
+    assert "52.0% is no better than always giving the commonest label of the test set, 50.0%" in no_better(
+        0.52, Commonest(0.5, 400)
+    )
+    assert no_better(0.8, Commonest(0.5, 400)) == no_better(None, Commonest(0.5, 4)) == no_better(0.1, None) == ""
 
 
-@pytest.mark.parametrize("accuracy", [0.5, 0.55, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize("of", [10, 200, 2000])
+@every("accuracy", [0.5, 0.55, 0.6, 0.9, 1.0])
+@every("of", [10, 200, 2000])
 def test_no_better_is_within_the_interval_of_wilson(accuracy: float, of: int) -> None:
     right = round(accuracy * of)
     low = binomtest(right, of).proportion_ci(0.95, "wilson").low
@@ -34,14 +38,7 @@ def test_no_better_is_within_the_interval_of_wilson(accuracy: float, of: int) ->
     assert not Commonest(low - 1e-4, of).not_exceeded_by(right / of)
 
 
-def test_the_sentence() -> None:
-    assert "52.0% is no better than always giving the commonest label of the test set, 50.0%" in no_better(
-        0.52, Commonest(0.5, 400)
-    )
-    assert no_better(0.8, Commonest(0.5, 400)) == no_better(None, Commonest(0.5, 4)) == no_better(0.1, None) == ""
-
-
-@pytest.mark.parametrize(
+@every(
     ("task", "labels", "expected"),
     [
         ("classification", (0, 1, 1), Commonest(2 / 3, 3)),

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.export import trained
-from secure_fed.learning import tasks
+from secure_fed.learning import problem, tasks
+from secure_fed.learning.data import fingerprint, notes, on_disk
+from secure_fed.learning.data.encode import Encoded
+from secure_fed.learning.data.on_disk import OnDisk
+from secure_fed.learning.models.loading import load
+from secure_fed.learning.problem import tokenised
 from secure_fed.learning.tasks.headline import headline
+from secure_fed.learning.training.local import Placed
+from secure_fed.learning.training.trials import agree, moved_away
 from secure_fed.report.page import write_report
 from secure_fed.report.terminal import show_result
 from secure_fed.runs.evaluation import evaluated
 from tests.cells import chosen
-from tests.secure_fed import toys
-from tests.secure_fed.tasks.conftest import Write
+from tests.golden import refused
+from tests.secure_fed.example_gradients import one_by_one, path_for, together
+from tests.secure_fed.tasks.conftest import Write, lines_of, require_valid, settings_of
 from tests.secure_fed.tasks.toy_tasks import TOYS
 
-SCHEMA = json.loads((Path(__file__).resolve().parents[3] / "docs" / "result.schema.json").read_text(encoding="utf-8"))
 Configured = Callable[..., RunConfig]
 
 
@@ -37,24 +48,14 @@ def configured(write: Write, small_model: Path, gpt2: Path) -> Configured:
     def config(task: str, **settings: Any) -> RunConfig:
         toy = TOYS[task]
         usual = {
-            "model.name": str(gpt2 if toy.decoder else small_model),
-            "model.max_length": 32,
-            "data.task": task,
-            "data.train": str(write("train", toy.rows(40))),
-            "data.test": str(write("test", toy.rows(12))),
+            **{"model.name": str(gpt2 if toy.decoder else small_model), "model.max_length": 32, "data.task": task},
+            **{"data.train": str(write("train", toy.rows(40))), "data.test": str(write("test", toy.rows(12)))},
             **{f"data.{name}": value for name, value in toy.settings.items()},
-            "federation.clients": 4,
-            "federation.cohort": 4,
-            "federation.rounds": 6,
-            "method.name": "fedlora",
-            "training.lr": 0.02,
-            "training.lr_schedule": "constant",
-            "training.batch_size": 4,
-            "training.epochs": 2,
-            "training.together": 1,
+            **{"federation.clients": 4, "federation.cohort": 4, "federation.rounds": 6, "method.name": "fedlora"},
+            **{"training.lr": 0.02, "training.lr_schedule": "constant", "training.batch_size": 4},
+            **{"training.epochs": 2, "training.together": 1},
         }
-        chosen = {**usual, **{name.replace("__", "."): value for name, value in settings.items()}}
-        return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
+        return settings_of(usual, **settings)
 
     return config
 
@@ -68,29 +69,23 @@ def test_f1_stands_for_a_model_of_entities_or_answers(
     measured = lambda *_, **__: {**dict(zip(("accuracy", "f1"), next(scores), strict=True)), "loss": 1.0}  # noqa: E731
     monkeypatch.setattr(f"secure_fed.learning.tasks.{task}.metrics", measured)
     asked = {"evaluation__keep_best": True, "evaluation__target_accuracy": 0.45, "evaluation__patience": 3}
-    result = Federation(configured(task, federation__rounds=4, **asked)).run(tmp_path / "run")
+    result = Federation(configured(task, federation__rounds=4, training__epochs=1, **asked)).run(tmp_path / "run")
     assert result.best is not None
     assert result.best.round == result.summary["best_round"] == 3
     assert result.summary["diagnostics"]["target"]["rounds"] == 3
-    written = json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))
-    jsonschema.validate(written, SCHEMA)
-    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
-    assert "The target F1 of 0.45" in page
-    assert "F1 on the test examples" in page
+    require_valid(tmp_path / "run")
 
 
 def test_a_task_has_the_same_headline_metric_by_its_name_and_by_its_title() -> None:
     """Runs know a task's name, results know its title."""
+    assert {*TOYS, "classification"} == set(tasks.TASKS)
     for name in tasks.TASKS:
         title = tasks.build(DataConfig(task=name)).title
         assert headline(name) == headline(title)
         assert headline(name) == "accuracy" or headline(name) in TOYS[name].measured
 
 
-def test_every_task_has_a_toy() -> None:
-    assert {*TOYS, "classification"} == set(tasks.TASKS)
-
-
+@pytest.mark.usefixtures("never_drawn")
 @pytest.mark.parametrize("task", chosen(TOYS, ["regression"]))
 def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_path: Path) -> None:
     longer = {"federation__rounds": 9} if task == "multi_label" else {}  # it hardly learns for five rounds
@@ -103,7 +98,7 @@ def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_pa
     assert {*TOYS[task].measured, "loss"} <= set(last)
     assert isinstance(result.summary["accuracy"], float) is TOYS[task].accuracy
     assert set(TOYS[task].measured) - {"macro_f1"} <= set(result.summary["metrics"])
-    jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
+    require_valid(tmp_path / "run")
     assert write_report(tmp_path / "run").stat().st_size > 1000
     show_result(result.summary)
 
@@ -111,7 +106,7 @@ def test_a_task_learns_and_is_reported(task: str, configured: Configured, tmp_pa
 def answers(run_dir: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> list[Any]:
     capsys.readouterr()
     assert main(["predict", str(run_dir), str(file)]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = lines_of(capsys.readouterr().out)
     assert all(list(one)[:2] == ["line", "text"] for one in found)
     return [{name: value for name, value in one.items() if name not in ("line", "text")} for one in found]
 
@@ -127,7 +122,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", chosen(TOYS, ["tokens", "multiple_choice"]))
+@pytest.mark.parametrize("task", chosen(TOYS, ["multiple_choice"]))
 def test_a_run_answers_in_the_order_of_the_file(
     task: str, configured: Configured, write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,23 +136,9 @@ def test_a_run_answers_in_the_order_of_the_file(
         assert {name: type(value) for name, value in answer.items()} == SHAPES[task]
     one = write("alone", [json.loads(file.read_text(encoding="utf-8").splitlines()[7])])
     (alone,) = answers(tmp_path / "run", one, capsys)
-    numbers = [name for name, kind in SHAPES[task].items() if kind is float]
-    assert {name: found[7][name] for name in numbers} == pytest.approx(
-        {name: alone[name] for name in numbers}, rel=1e-3
-    )
-    assert {name: found[7][name] for name in SHAPES[task] if SHAPES[task][name] in (str, int)} == {
-        name: alone[name] for name in SHAPES[task] if SHAPES[task][name] in (str, int)
-    }
-
-
-@pytest.mark.nightly
-def test_a_run_on_entities_goes_on_where_it_was_stopped(configured: Configured, tmp_path: Path) -> None:
-    config = configured("tokens", federation__rounds=4, training__epochs=1)
-    whole = Federation(config).run(tmp_path / "whole")
-    Federation(configured("tokens", federation__rounds=2, training__epochs=1)).run(tmp_path / "halves")
-    resumed = Federation(config).run(tmp_path / "halves", resume=True)
-    assert toys.same(whole.state.tensors, resumed.state.tensors)
-    assert toys.without_time(whole.records) == toys.without_time(resumed.records)
+    for name, kind in SHAPES[task].items():
+        if kind in (str, int, float):
+            assert found[7][name] == (pytest.approx(alone[name], rel=1e-3) if kind is float else alone[name])
 
 
 @pytest.mark.slow
@@ -196,9 +177,7 @@ def test_tasks_run_in_private_and_behind_masks(task: str, unit: str, configured:
 def test_clients_of_a_task_with_an_accuracy_are_compared(configured: Configured) -> None:
     record = Federation(configured("question_answering", federation__rounds=1, evaluation__per_client=True)).run()
     assert set(record.records[-1]["clients_accuracy"]) == {"mean", "worst_decile"}
-    with pytest.raises(
-        ConfigError, match=r"evaluation\.per_client = True has no effect here: it needs a data\.task with"
-    ):
+    with refused(ConfigError):
         configured("regression", evaluation__per_client=True)
 
 
@@ -214,11 +193,11 @@ def test_lines_of_text_are_divided_into_words(
 def test_a_question_without_its_context_is_refused(
     configured: Configured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Federation(configured("question_answering", federation__rounds=1)).run(tmp_path / "run")
+    Federation(configured("question_answering", federation__rounds=1, training__epochs=1)).run(tmp_path / "run")
     (tmp_path / "lines.txt").write_text("what\n", encoding="utf-8")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "lines.txt")]) == 2
     assert "give columns 'question' and 'context'" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="judges 'question' and 'context' together"):
+    with refused(ConfigError):
         list(trained.load_run(tmp_path / "run").predict(["what"]))
 
 
@@ -234,7 +213,7 @@ def test_questions_without_an_answer_are_learned_and_left_unanswered(
     files = {"data__train": str(file), "data__test": str(file)}
     maybe = configured("question_answering", federation__rounds=20, training__lr=0.05, data__unanswerable=True, **files)
     result = Federation(maybe).run(tmp_path / "run")
-    jsonschema.validate(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8")), SCHEMA)
+    require_valid(tmp_path / "run")
     measured = result.summary["metrics"]
     assert measured["no_answer_exact_match"] > 0.9
     assert measured["has_answer_exact_match"] > 0.4
@@ -242,7 +221,7 @@ def test_questions_without_an_answer_are_learned_and_left_unanswered(
     empty = [one["answer"] == "" for one in found]
     assert sum(empty[::2]) / 20 == pytest.approx(measured["no_answer_exact_match"])
     assert [one["no_answer"] > 0.5 for one in found] == empty == [one["start"] is None for one in found]
-    with pytest.raises(DataError, match=r"holds no answer; set data\.unanswerable = true"):
+    with refused(DataError):
         Federation(configured("question_answering", **files))
 
 
@@ -251,7 +230,8 @@ def test_prompts_and_their_targets_are_learned_and_judged(
 ) -> None:
     rows = [{"text": f"word{index % 5} word9", "target": f"word{index % 5} calm"} for index in range(24)]
     file = write("rows", rows)
-    config = configured("causal_lm", data__text_b="target", data__train=str(file), data__test=str(file))
+    files = {"data__train": str(file), "data__test": str(file)}
+    config = configured("causal_lm", data__text_b="target", federation__rounds=3, training__lr=0.05, **files)
     federation = Federation(config)
     before = evaluated(federation.assembly, federation.assembly.initial)
     result = federation.run(tmp_path / "run")
@@ -266,3 +246,123 @@ def test_prompts_and_their_targets_are_learned_and_judged(
     assert alone == {"continuation": prompts[1]}
     total = sum(one["log_likelihood"] for one in found)
     assert result.summary["metrics"]["perplexity"] == pytest.approx(math.exp(-total / 48), rel=1e-3)
+
+
+# The code in an exported model's README loads the model, for every task.
+
+
+@torch.no_grad()
+def outputs(model: nn.Module) -> torch.Tensor:
+    """The model's scores for three random texts of the small vocabulary, as one vector."""
+    ids = torch.randint(4, 30, (3, 7), generator=torch.Generator().manual_seed(0))
+    found: Any = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
+    names = [name for name in ("logits", "start_logits", "end_logits") if name in found]
+    return torch.cat([found[name].flatten() for name in names])
+
+
+@pytest.mark.parametrize(
+    ("method", "task"),
+    chosen(
+        itertools.product(["fedlora", "adapter_pfeiffer"], TOYS),
+        [("fedlora", "tokens"), ("fedlora", "chat"), ("adapter_pfeiffer", "multi_label")],
+    ),
+)
+def test_the_use_shown_in_the_readme_works(task: str, method: str, configured: Configured, tmp_path: Path) -> None:
+    config = configured(task, federation__rounds=1, training__epochs=1, method__name=method)
+    Federation(config).run(tmp_path / "run")
+    done = trained.load_run(tmp_path / "run")
+    want = outputs(done.model)
+    folders = [done.export(tmp_path / "out")]
+    if method == "fedlora":
+        folders.append(done.export(tmp_path / "whole", merged=True))
+    for folder in folders:
+        readme = (folder / "README.md").read_text(encoding="utf-8")
+        scope: dict[str, Any] = {}
+        exec(readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder)), scope)
+        found = outputs(scope["model"])
+        assert (found - want).abs().max() <= 1e-5 * want.abs().max()
+        if method == "fedlora":
+            assert f"import {tasks.build(config.data).auto}\n" in readme
+
+
+def test_the_readme_of_a_regression_says_how_its_scores_become_numbers(configured: Configured, tmp_path: Path) -> None:
+    federation = Federation(configured("regression", federation__rounds=1, training__epochs=1))
+    result = federation.run(tmp_path / "run")
+    done = trained.load_run(tmp_path / "run")
+    inputs = done.tokenizer(["calm word3"], return_tensors="pt")
+    want = next(done.predict(["calm word3"]))["value"]
+    folders = [done.export(tmp_path / "out"), done.export(tmp_path / "whole", merged=True)]
+    for folder in (*folders, federation.export(result.state, tmp_path / "direct")):
+        shown = (folder / "README.md").read_text(encoding="utf-8").rpartition("a prediction is `")[2].partition("`")[0]
+        assert eval(shown, {"model": done.model, "inputs": inputs}).item() == pytest.approx(want, abs=1e-5)
+
+
+# Example-level privacy in every task: one pass gives the per-example gradients that a loop over single examples gives.
+
+
+@pytest.mark.parametrize("task", TOYS)
+def test_per_example_gradients_are_taken_in_one_pass_and_right(task: str, configured: Configured, llama: Path) -> None:
+    own = {"model__name": str(llama)} if TOYS[task].decoder else {}
+    few = {"federation__clients": 2, "federation__cohort": 2}
+    assembly = Federation(configured(task, model__max_length=20, method__rank=2, **few, **own)).assembly
+    trainable = assembly.method.plan(assembly.initial).trainable
+    placed = moved_away(Placed.of(assembly.initial.tensors, trainable, assembly.objective.device))
+    parts = (assembly.objective, assembly.problem.collate, placed, [assembly.problem.train[0][at] for at in range(6)])
+    assert path_for(*parts) is together
+    assembly.objective.eval()
+    quick, slow = (path(*parts) for path in (together, one_by_one))
+    assert agree(quick, slow, 1e-4)
+    assert all(len(gradient) == 6 for gradient in quick.values())
+    assert any(float(gradient.abs().max()) > 1e-4 for gradient in quick.values())
+
+
+# Rows as token ids: of the built-in notes once per process, of a user's data at every reading, of many rows through files.
+
+
+CONFIG = RunConfig.from_dict({"data": {"examples": 30}})
+TASK = tasks.build(CONFIG.data)
+ROWS = notes.generate(30, seed=5, split="train")
+
+
+def test_the_same_notes_are_tokenised_once_and_other_settings_again() -> None:
+    tokenizer = load(CONFIG.model, TASK, ROWS.label_names, 0).tokenizer
+    first = tokenised(CONFIG, TASK, tokenizer, ROWS)
+    again = replace(ROWS)
+    assert tokenised(CONFIG, TASK, tokenizer, again) is first
+    fresh = TASK.encode(tokenizer, ROWS, CONFIG.model.max_length)
+    assert fresh is not first
+    assert all(np.array_equal(ours, own) for ours, own in zip(first.input_ids, fresh.input_ids, strict=True))
+    short = tokenised(replace(CONFIG, model=replace(CONFIG.model, max_length=8)), TASK, tokenizer, ROWS)
+    assert short.lengths.max() == 8
+    others = tokenised(CONFIG, TASK, tokenizer, notes.generate(30, seed=6, split="train"))
+    assert not np.array_equal(others.lengths, first.lengths)
+    own = RunConfig.from_dict({"data": {"train": "mine.jsonl"}})
+    assert tokenised(own, TASK, tokenizer, ROWS) is not tokenised(own, TASK, tokenizer, ROWS)
+
+
+def contents(made: problem.Problem) -> list[list[bytes]]:
+    """The content of every example, of each client and of the test set, as a batch has it."""
+    return [[fingerprint.content(own[index]) for index in range(len(own))] for own in (*made.train, made.test)]
+
+
+@pytest.mark.parametrize("task", chosen(TOYS, ["multi_label", "tokens", "question_answering", "chat"]))
+def test_examples_and_digests_do_not_depend_on_where_they_are(
+    task: str,
+    configured: Configured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings: dict[str, Any] = {"privacy.unit": "example", "privacy.epsilon": 8.0}
+    config = configured(task, **settings)
+    memory = problem.configured(config)
+    monkeypatch.setattr(on_disk, "LONG", 4)
+    monkeypatch.setattr(problem, "WINDOW", 7)
+    disk = problem.configured(config)
+    for own in (*disk.train, disk.test):
+        assert isinstance(own, Encoded)
+        assert isinstance(own.input_ids, OnDisk)
+    assert contents(disk) == contents(memory)
+    assert (disk.data_digest, disk.unit_digest) == (memory.data_digest, memory.unit_digest)
+    assert disk.facts == memory.facts
+    assert disk.warning == memory.warning
+    batch = disk.collate([disk.test[0], disk.test[3]])
+    assert set(batch) == set(memory.collate([memory.test[0], memory.test[3]]))

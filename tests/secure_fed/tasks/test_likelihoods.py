@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from secure_fed.learning.models.loading import load
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.causal_lm import continuations, perplexity
 from tests.cells import every
+from tests.golden import refused
 
 TEXTS = ("word1 word2 word3 word4", "calm", "word9 word8 word7 wild word6 word5", "")
 
@@ -64,16 +66,7 @@ def test_loss_and_perplexity_are_those_of_a_loop(model: Any, small_tokenizer: An
     assert answers[3]["perplexity"] is None
 
 
-def test_padding_does_not_change_a_loss(model: Any, small_tokenizer: Any) -> None:
-    task = build(DataConfig(task="causal_lm"))
-    items = list(task.encode(small_tokenizer, Rows(TEXTS, (None,) * 4, ()), 32))
-    collate, loss = task.collate(small_tokenizer), task.loss(())
-    with torch.no_grad():
-        together, alone = loss(model, collate(items)), [float(loss(model, collate([item]))) for item in items]
-    assert together.tolist() == pytest.approx(alone, rel=1e-5)
-
-
-@pytest.mark.parametrize("learn_prompt", [False, True])
+@every("learn_prompt", [False, True])
 def test_a_prompt_is_read_and_learned_only_if_asked(small_tokenizer: Any, learn_prompt: bool) -> None:
     task = build(DataConfig(task="causal_lm", text_b="answer", learn_prompt=learn_prompt))
     rows = Rows(("calm word1",), (None,), (), ("wild word2",))
@@ -84,27 +77,14 @@ def test_a_prompt_is_read_and_learned_only_if_asked(small_tokenizer: Any, learn_
 
 
 def test_the_end_token_is_learned_behind_a_target_alone(small_tokenizer: Any) -> None:
-    made = list(continuations(_Ending(small_tokenizer), ["calm", ""], ["wild", "word0"], 32, ends=True))
+    ending = copy.deepcopy(small_tokenizer)
+    ending.eos_token = "word3"
+    made = list(continuations(ending, ["calm", ""], ["wild", "word0"], 32, ends=True))
     assert made[0]["input_ids"].tolist() == [2, 4, 5, 9]
     assert made[0]["labels"].tolist() == [IGNORED, IGNORED, 5, 9]
 
 
-class _Ending:
-    """The small tokenizer with an end token."""
-
-    eos_token_id = 9
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self.inner(*arguments, **options)
-
-
-@pytest.mark.parametrize(
+@every(
     ("prompt", "target", "length", "ids", "told"),
     [
         ("word0 word1 word2", "wild", 5, [2, 7, 8, 5, 3], [5]),  # the prompt's beginning is cut first
@@ -133,7 +113,7 @@ def test_an_encoder_cannot_tell_tokens_it_has_read(small_model: Path, gpt2: Path
     for folder in (gpt2, llama):
         loaded = load(ModelConfig(name=str(folder)), task, (), 0)
         assert loaded.head == ()  # its output layer was pre-trained
-    with pytest.raises(ModelError, match="reads later tokens and so cannot predict them"):
+    with refused(ModelError):
         load(ModelConfig(name=str(small_model)), task, (), 0)
 
 
@@ -179,37 +159,30 @@ def table(choices: list[object], labels: list[object]) -> Table:
     return Table("x.jsonl", columns, tuple(columns), range(1, len(choices) + 1))
 
 
-def test_the_right_choice_is_told_by_its_number_or_its_text() -> None:
+def test_the_right_choice_is_told_by_its_number_or_its_text_in_one_way() -> None:
+    """Row by row, "1" and "2" would be the first and the second choice, and "0" the first again."""
     task = build(DataConfig(task="multiple_choice"))
     train, _ = task.read([table([["a", "b"], ["a", "b"], ["a", "b"]], [1, "0", "b"])], [])
     assert train.label == (1, 0, 1)
-
-
-def test_where_choices_are_numbers_a_column_is_read_in_one_way() -> None:
-    """Row by row, "1" and "2" would be the first and the second choice, and "0" the first again."""
-    task, choices = build(DataConfig(task="multiple_choice")), [["1", "2", "3"]] * 3
+    choices = [["1", "2", "3"]] * 3
     assert task.read([table([*choices], ["0", "1", "2"])], [])[0].label == (0, 1, 2)
     assert task.read([table([*choices], ["3", "1", "2"])], [])[0].label == (2, 0, 1), "3 is no number of a choice"
-    with pytest.raises(
-        DataError, match=r"x\.jsonl, line 1: the labels in 'label' are texts of choices as well as numbers"
-    ):
+    with refused(DataError):
         task.read([table([*choices], ["1", "2", "1"])], [])
 
 
 @every(
-    ("choices", "label", "fact"),
+    ("choices", "label"),
     [
-        (["a", "b"], 2, "label 2 is neither the number of one of the 2 choices, from 0, nor its text"),
-        (["a", "b"], "c", "label 'c' is neither"),
-        (["a", "b"], True, "label True is neither"),
-        (["a", "b"], None, "label None is neither"),
-        (["a"], 0, "give at least two"),
-        (["a", " "], 0, "none of them blank"),
-        ("a b", 0, "which is not a list of texts"),
+        (["a", "b"], 2),
+        (["a", "b"], "c"),
+        (["a", "b"], True),
+        (["a", "b"], None),
+        (["a"], 0),
+        (["a", " "], 0),
+        ("a b", 0),
     ],
 )
-def test_choices_that_are_none_are_refused(choices: object, label: object, fact: str) -> None:
-    with pytest.raises(DataError) as refused:
+def test_choices_that_are_none_are_refused(choices: object, label: object) -> None:
+    with refused(DataError):
         build(DataConfig(task="multiple_choice")).read([table([["a", "b"], choices], [0, label])], [])
-    assert fact in str(refused.value)
-    assert "x.jsonl, line 2" in str(refused.value)

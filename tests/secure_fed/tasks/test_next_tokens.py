@@ -51,48 +51,31 @@ _SHAPE: dict[str, Any] = {
 Context = Callable[[], AbstractContextManager[None]]
 
 
+_SMALL: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+_OPT = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+_LORA = {"r": 2, "target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+
+
 def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(**_SHAPE))
 
 
-def gemma2() -> nn.Module:
-    return Gemma2ForCausalLM(Gemma2Config(**_SHAPE, head_dim=8, final_logit_softcapping=0.5))
+def with_adapter(adapter: peft.PeftConfig) -> nn.Module:
+    found: nn.Module = peft.get_peft_model(llama(), adapter)
+    return found
 
 
-def granite() -> nn.Module:
-    return GraniteForCausalLM(GraniteConfig(**_SHAPE, logits_scaling=0.2))
-
-
-def cohere() -> nn.Module:
-    return CohereForCausalLM(CohereConfig(**_SHAPE, logit_scale=5.0))
-
-
-def gpt2() -> nn.Module:
-    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **shape, bos_token_id=1, eos_token_id=2))
-
-
-def opt() -> nn.Module:
-    """A model whose head reads past its base model, so that it cannot be taken apart."""
-    shape: dict[str, Any] = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 24, "num_hidden_layers": 2}
-    return OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, **shape, num_attention_heads=2, max_position_embeddings=32))
-
-
-def with_lora() -> nn.Module:
-    wrapped: nn.Module = peft.get_peft_model(
-        llama(), peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    )
-    return wrapped
-
-
-def with_prefix() -> nn.Module:
-    wrapped: nn.Module = peft.get_peft_model(
-        llama(), peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    )
-    return wrapped
-
-
-MODELS = (llama, gemma2, granite, cohere, gpt2, opt, with_lora, with_prefix)
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama": llama,
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**_SHAPE, head_dim=8, final_logit_softcapping=0.5)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**_SHAPE, logits_scaling=0.2)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**_SHAPE, logit_scale=5.0)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **_SMALL, bos_token_id=1, eos_token_id=2)),
+    # Its head reads past its base model, so that it cannot be taken apart.
+    "opt": lambda: OPTForCausalLM(OPTConfig(vocab_size=VOCABULARY, **_OPT, max_position_embeddings=32)),
+    "LoRA": lambda: with_adapter(peft.LoraConfig(**_LORA)),
+    "prefix": lambda: with_adapter(peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -101,11 +84,11 @@ def _chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(next_tokens, "FEW", 0)
 
 
-def made(model: Callable[[], nn.Module], *, head: bool = False) -> nn.Module:
+def made(model: str | Callable[[], nn.Module], *, head: bool = False) -> nn.Module:
     """The model in evaluation mode. head: whether its output layer trains too."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        found = model().eval()
+        found = (MODELS[model] if isinstance(model, str) else model)().eval()
     if not head:
         found.get_output_embeddings().requires_grad_(False)  # type: ignore[operator]
     return found
@@ -148,9 +131,7 @@ def gradient(losses: Tensor, model: nn.Module) -> Tensor:
     ("model", "head", "context"),
     [(model, head, context) for model in MODELS for head in (False, True) for context in (nullcontext, rows_together)],
 )
-def test_losses_and_gradients_are_those_of_all_scores(
-    model: Callable[[], nn.Module], head: bool, context: Context
-) -> None:
+def test_losses_and_gradients_are_those_of_all_scores(model: str, head: bool, context: Context) -> None:
     one, given = made(model, head=head), batch()
     with context():
         found = loss(one, given)
@@ -210,8 +191,8 @@ def test_what_the_head_reads_of_several_rows_follows_their_widths_alone() -> Non
     assert all(rows * count * VOCABULARY <= MOST for rows, count, _ in shapes[0])
 
 
-@every("model", [model for model in MODELS if model not in (opt, with_prefix)])
-def test_no_more_scores_are_made_at_once(model: Callable[[], nn.Module]) -> None:
+@every("model", [model for model in MODELS if model not in ("opt", "prefix")])
+def test_no_more_scores_are_made_at_once(model: str) -> None:
     one, given = made(model), batch()
     loss(one, given)
     assert max(rows * count * VOCABULARY for rows, count, _ in read_by(one, given)) <= MOST
@@ -305,7 +286,7 @@ def test_comparing_a_new_model_draws_no_number_and_leaves_its_modes() -> None:
 
 
 @every("model", MODELS)
-def test_the_scores_after_a_text_are_those_of_its_last_token(model: Callable[[], nn.Module]) -> None:
+def test_the_scores_after_a_text_are_those_of_its_last_token(model: str) -> None:
     one, given = made(model), batch()
     with torch.no_grad():
         scores = one(input_ids=given["input_ids"], attention_mask=given["attention_mask"]).logits

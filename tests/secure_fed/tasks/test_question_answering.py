@@ -22,6 +22,7 @@ from secure_fed.learning.tasks import build, question_answering
 from secure_fed.learning.tasks import question_answering as spans_module
 from secure_fed.learning.tasks.question_answering import Answers, _end, answered, best_span, null_margin, windows
 from tests.cells import every
+from tests.golden import refused
 
 TASK = build(DataConfig(task="question_answering", stride=2))
 CONTEXT = " ".join(f"word{i}" for i in range(14))
@@ -40,6 +41,7 @@ def text_of(item: Any, window: int, span: tuple[int, int]) -> str:
 def test_windows_hold_all_of_the_context_and_share_the_stride(small_tokenizer: Any) -> None:
     (found,) = windows(small_tokenizer, ["calm wild"], [CONTEXT], 12, 2)
     places = [window.spans[window.spans[:, 1] > 0] for window in found]
+    assert [len(one) for one in windows(small_tokenizer, ["calm"], ["word1 word2"], 12, 2)] == [1]
     words = [[CONTEXT[start:end] for start, end in place] for place in places]
     assert [len(window.inputs["input_ids"]) for window in found] == [12, 12, 9]
     assert words == [
@@ -47,11 +49,6 @@ def test_windows_hold_all_of_the_context_and_share_the_stride(small_tokenizer: A
         [f"word{i}" for i in range(5, 12)],
         [f"word{i}" for i in range(10, 14)],
     ]
-
-
-def test_no_more_windows_than_it_takes(small_tokenizer: Any) -> None:
-    (found,) = windows(small_tokenizer, ["calm"], ["word1 word2"], 12, 2)
-    assert len(found) == 1
 
 
 def test_a_question_is_one_item_however_long_its_context(small_tokenizer: Any) -> None:
@@ -68,28 +65,26 @@ def test_a_question_is_one_item_however_long_its_context(small_tokenizer: Any) -
     assert batch["counts"].tolist() == [3, 3]
 
 
-def test_an_answer_that_no_window_holds_is_learned_where_most_of_it_is(small_tokenizer: Any) -> None:
+def test_questions_and_answers_that_do_not_fit_are_cut(small_tokenizer: Any) -> None:
     answer = " ".join(f"word{i}" for i in range(9))
     item = TASK.encode(small_tokenizer, rows(answer=answer), 12)[0]
     assert text_of(item, 0, item["labels"]) == " ".join(f"word{i}" for i in range(7))
     (found,) = windows(small_tokenizer, ["calm"], [CONTEXT], 12, 2)
     assert answered(found, len(CONTEXT), len(CONTEXT) + 5) == (0, (0, 0))
+    question = " ".join(["calm"] * 40)
+    (found,) = windows(small_tokenizer, [question], [CONTEXT], 20, 2)
+    assert int((found[0].inputs["input_ids"] == 4).sum()) == 10
+    with refused(ConfigError):
+        list(windows(small_tokenizer, [question], [CONTEXT], 20, 7))
+    item = dict(TASK.encode(small_tokenizer, rows(), 32)[0])
+    with refused(DataError):
+        TASK.collate(small_tokenizer)([item | {"input_ids": item["input_ids"][:5]}])
 
 
 def test_a_question_is_cut_before_a_character_that_two_tokens_share() -> None:
     """Byte-level tokenizers divide a character into several tokens; half of it would be kept as the whole."""
     spans = np.array([[0, 1], [1, 2], [1, 2], [2, 3]])
     assert [_end(spans, half) for half in (1, 2, 3)] == [1, 1, 2]
-
-
-def test_a_long_question_takes_half_of_the_tokens(small_tokenizer: Any) -> None:
-    question = " ".join(["calm"] * 40)
-    (found,) = windows(small_tokenizer, [question], [CONTEXT], 20, 2)
-    assert int((found[0].inputs["input_ids"] == 4).sum()) == 10
-    with pytest.raises(
-        ConfigError, match=r"data\.stride is 7, but with model\.max_length = 20 .* no more than 7 tokens"
-    ):
-        list(windows(small_tokenizer, [question], [CONTEXT], 20, 7))
 
 
 class Pointing(nn.Module):
@@ -120,7 +115,7 @@ def test_the_answer_may_be_in_any_window_and_is_never_of_the_question(small_toke
     assert TASK.metrics(())(right, [batch])["exact_match"] == 1
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_the_best_span_is_that_of_a_loop_over_all(seed: int) -> None:
     generator = np.random.default_rng(seed)
     spans = [np.array([(0, 0), *((100 * w + 2 * i, 100 * w + 2 * i + 2) for i in range(6))]) for w in range(3)]
@@ -146,10 +141,6 @@ def test_a_token_that_two_windows_hold_counts_once() -> None:
     assert score == pytest.approx(5 - starts - ends)
 
 
-def test_a_context_without_tokens_has_no_answer() -> None:
-    assert best_span([np.zeros((2, 3))], [np.zeros((3, 2), dtype=np.int64)], 5) == (-np.inf, 0, 0)
-
-
 def test_padding_does_not_change_the_loss(small_tokenizer: Any) -> None:
     model = Pointing({0: 50.0, 6: 1.0}, {0: 50.0, 7: 2.0})  # padding would win if it were scored
     items = [
@@ -159,12 +150,6 @@ def test_padding_does_not_change_the_loss(small_tokenizer: Any) -> None:
     together = loss(model, collate(items))
     assert together.shape == (3,)
     assert together.tolist() == pytest.approx([float(loss(model, collate([item]))) for item in items], rel=1e-6)
-
-
-def test_an_answer_outside_its_window_is_no_batch(small_tokenizer: Any) -> None:
-    item = dict(TASK.encode(small_tokenizer, rows(), 32)[0])
-    with pytest.raises(DataError, match="an answer ends at token"):
-        TASK.collate(small_tokenizer)([item | {"input_ids": item["input_ids"][:5]}])
 
 
 # Files
@@ -199,27 +184,24 @@ def test_answers_are_read_in_all_ways_of_writing_them() -> None:
 
 
 @every(
-    ("answer", "fact"),
+    "answer",
     [
-        ({"text": ["one"], "answer_start": [1]}, "the answer 'one' does not stand at character 1 of 'context'"),
-        ({"text": ["one"], "answer_start": [-3]}, "does not stand at character -3"),
-        ({"text": [], "answer_start": []}, "'answers' holds no answer; set data.unanswerable = true"),
-        ([], "'answers' holds no answer"),
-        ("", "'answers' holds no answer"),
-        ({"text": ["one"], "answer_start": []}, "which is not an answer with its place"),
-        ({"text": ["one"], "answer_start": [True]}, "which is not an answer with its place"),
-        ("one", "give a text with its first character in 'answers_start'"),
-        (["one"], "which is not an answer with its place"),
-        (None, "'answers' is None"),
-        ({"text": [" "], "answer_start": [3]}, "does not stand at character 3"),
+        {"text": ["one"], "answer_start": [1]},
+        {"text": ["one"], "answer_start": [-3]},
+        {"text": [], "answer_start": []},
+        [],
+        "",
+        {"text": ["one"], "answer_start": []},
+        {"text": ["one"], "answer_start": [True]},
+        "one",
+        ["one"],
+        None,
+        {"text": [" "], "answer_start": [3]},
     ],
 )
-def test_answers_that_are_none_are_refused(answer: object, fact: str) -> None:
-    good = {"text": ["one"], "answer_start": [0]}
-    with pytest.raises(DataError) as refused:
-        TASK.read([table([good, answer])], [])
-    assert fact in str(refused.value)
-    assert "x.jsonl, line 2" in str(refused.value)
+def test_answers_that_are_none_are_refused(answer: object) -> None:
+    with refused(DataError):
+        TASK.read([table([{"text": ["one"], "answer_start": [0]}, answer])], [])
 
 
 # Questions without an answer
@@ -237,7 +219,7 @@ def test_no_answer_is_read_in_all_ways_of_writing_it() -> None:
         [],
     )
     assert [one.texts for one in found.label] == [(), (), ("one",), (), (), ("two",)]
-    with pytest.raises(DataError, match="not an answer with its place"):
+    with refused(DataError):
         MAYBE.read([table([{"text": [], "answer_start": [1]}])], [])
 
 
@@ -264,7 +246,7 @@ def test_nothing_is_answered_where_that_scores_higher_than_the_best_answer(small
         assert "no_answer" not in sure
 
 
-@pytest.mark.parametrize("seed", range(5))
+@every("seed", range(5))
 def test_the_window_that_says_no_answer_least_counts(seed: int) -> None:
     generator = np.random.default_rng(seed)
     spans = [np.array([(0, 0), *((2 * i, 2 * i + 2) for i in range(6))]) for _ in range(3)]
@@ -276,6 +258,7 @@ def test_the_window_that_says_no_answer_least_counts(seed: int) -> None:
         for last in range(first, min(7, first + 3))
     )
     assert null_margin(scores, spans, 3) == pytest.approx(min(one[0, 0] + one[1, 0] for one in scores) - best)
+    assert best_span([np.zeros((2, 3))], [np.zeros((3, 2), dtype=np.int64)], 5) == (-np.inf, 0, 0)
     assert null_margin([np.zeros((2, 3))], [np.zeros((3, 2), dtype=np.int64)], 5) == math.inf
 
 
@@ -337,26 +320,3 @@ def test_scores_are_those_of_the_official_script(small_tokenizer: Any) -> None:
 def test_squad_by_hand(guess: str, answers: list[str], exact: float, f1: float) -> None:
     assert question_answering.exact(guess, answers) == exact
     assert question_answering.best_f1(guess, answers) == pytest.approx(f1)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_squad_against_a_naive_count(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    vocabulary = ["The", "cat,", "sat", "a", "Dog", "dog."]
-
-    def words(text: str) -> list[str]:
-        plain = "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ")
-        return [word for word in plain.split() if word not in ("a", "an", "the")]
-
-    for _ in range(50):
-        guess, answer = (" ".join(generator.choice(vocabulary, size=generator.integers(1, 6))) for _ in range(2))
-        ours, theirs = words(guess), words(answer)
-        left, common = list(theirs), 0
-        for word in ours:
-            if word in left:
-                left.remove(word)
-                common += 1
-        precision, recall = common / len(ours) if ours else 0, common / len(theirs) if theirs else 0
-        f1 = 2 * precision * recall / (precision + recall) if common else float(ours == theirs)
-        assert question_answering.best_f1(guess, [answer]) == pytest.approx(f1), (guess, answer)
-        assert question_answering.exact(guess, [answer]) == float(ours == theirs)

@@ -20,6 +20,7 @@ from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build, classification, multi_label, regression
 from secure_fed.learning.tasks.classification import weights
 from tests.cells import every
+from tests.golden import refused
 
 
 class Told(nn.Module):
@@ -46,7 +47,7 @@ def read(task: str, cells: list[object], test: list[object] | None = None, **set
 # Several labels
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@every("seed", [0, 1])
 def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(37, 5, generator=generator)
@@ -68,36 +69,29 @@ def test_scores_of_labels_are_those_of_scikit_learn(seed: int) -> None:
     assert found["loss"] == pytest.approx(sum(naive) / 37, rel=1e-4)
 
 
-def test_no_label_anywhere_has_no_f1() -> None:
+def test_what_has_no_figure(recwarn: pytest.WarningsRecorder) -> None:
     found = multi_label.metrics(Told(), batches(torch.full((4, 2), -1.0), torch.zeros(4, 2)))
     assert found["accuracy"] == 1
     assert math.isnan(found["micro_f1"])
+    constant = regression.correlations(np.ones(4), np.arange(4.0))
+    assert math.isnan(constant["pearson"])
+    assert math.isnan(constant["spearman"])
+    assert not recwarn.list
 
 
-def test_labels_are_read_from_lists_and_from_texts() -> None:
+def test_labels_and_numbers_are_read_from_lists_and_from_texts() -> None:
     train, test = read("multi_label", [["b", "a"], [], "c; a", ["a", "a"]], [["c"]])
     assert train.label_names == ("a", "b", "c")
     assert train.label == ((0, 1), (), (0, 2), (0,))
     assert test.label == ((2,),)
+    numbers, _ = read("regression", [1, 2.5, " 3e1 ", "-4"])
+    assert (numbers.label, numbers.label_names) == ((1.0, 2.5, 30.0, -4.0), ())
 
 
-@pytest.mark.parametrize(
-    ("cells", "facts"),
-    [
-        ([["a"], 7], ("line 2", "'label' is 7", "not a list of labels")),
-        ([["a"], ["b", None]], ("line 2", "a label is missing")),
-        (
-            [[1, 0], [1, 0, 1]],
-            ("line 2", "'label' is [1, 0, 1], a 0 or 1 for every label", "by their names or numbers"),
-        ),
-        ([[], []], ("no row of x.jsonl has a label", "data.label")),
-        ([["a"], ["b", 3]], ("line 2", "mixes")),
-    ],
-)
-def test_lists_that_are_none_are_refused(cells: list[object], facts: tuple[str, ...]) -> None:
-    with pytest.raises(DataError) as refused:
+@every("cells", [[["a"], 7], [["a"], ["b", None]], [[1, 0], [1, 0, 1]], [[], []], [["a"], ["b", 3]]])
+def test_lists_that_are_none_are_refused(cells: list[object]) -> None:
+    with refused(DataError):
         read("multi_label", cells)
-    assert [fact for fact in facts if fact not in str(refused.value)] == []
 
 
 def test_strata_of_labels_go_by_the_set() -> None:
@@ -127,22 +121,9 @@ def test_numbers_are_scaled_by_the_settings_alone() -> None:
     )
 
 
-def test_a_constant_answer_has_no_correlation(recwarn: pytest.WarningsRecorder) -> None:
-    found = regression.correlations(np.ones(4), np.arange(4.0))
-    assert math.isnan(found["pearson"])
-    assert math.isnan(found["spearman"])
-    assert not recwarn.list
-
-
-def test_numbers_are_read_from_numbers_and_texts() -> None:
-    train, _ = read("regression", [1, 2.5, " 3e1 ", "-4"])
-    assert train.label == (1.0, 2.5, 30.0, -4.0)
-    assert train.label_names == ()
-
-
 @every("cell", ["high", None, True, "nan", "", [1.0], "inf"])
 def test_what_is_no_number_is_refused(cell: object) -> None:
-    with pytest.raises(DataError, match=r"x\.jsonl, line 2: label .* is not a finite number.*data\.label"):
+    with refused(DataError):
         read("regression", [1.0, cell])
 
 
@@ -175,27 +156,17 @@ def test_without_public_shares_all_classes_weigh_the_same() -> None:
 
 
 @every(
-    ("priors", "fact"),
-    [
-        ((0.5,), "give each of them one share"),
-        (("a=0.5", "c=0.5"), "give each of them one share"),
-        (("a=0.5", "a=0.5"), "give each of them one share"),
-        (("a=0.5", "0.5"), "give a share of every class in their order, or 'name=share'"),
-        ((0.5, 0.6), "add up to 1.1"),
-        ((0.0, 1.0), "holds 0.0; give a share above 0"),
-        (("a=x", "b=1"), "holds 'a=x'"),
-    ],
+    "priors", [(0.5,), ("a=0.5", "c=0.5"), ("a=0.5", "a=0.5"), ("a=0.5", "0.5"), (0.5, 0.6), (0.0, 1.0), ("a=x", "b=1")]
 )
-def test_shares_that_are_none_are_refused(priors: Any, fact: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_shares_that_are_none_are_refused(priors: Any) -> None:
+    with refused(ConfigError):
         weights(priors, ("a", "b"))
-    assert fact in str(refused.value)
 
 
 def test_public_shares_are_a_setting() -> None:
     assert RunConfig.load(None, ["data.class_priors=[0.9, 0.1]"]).data.class_priors == (0.9, 0.1)
     assert RunConfig.load(None, ['data.class_priors=["a=1", "b=0"]']).data.class_priors == ("a=1", "b=0")
-    with pytest.raises(ConfigError, match=r"data\.class_priors is .* must be a list of texts or a list of numbers"):
+    with refused(ConfigError):
         RunConfig.load(None, ['data.class_priors=[0.9, "b=0.1"]'])
-    with pytest.raises(ConfigError, match=r"data\.class_priors .* has no effect here: it needs data\.task = 'classif"):
+    with refused(ConfigError):
         RunConfig.load(None, ["data.train=x.csv", "data.task=regression", "data.class_priors=[0.9, 0.1]"])

@@ -20,6 +20,8 @@ from secure_fed.learning.data.encode import IGNORED
 from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build
 from secure_fed.learning.tasks.tokens import entities, entity_scores
+from tests.cells import every
+from tests.golden import refused
 
 TASK = build(DataConfig(task="tokens"))
 NAMES = ("O", "B-per", "I-per")
@@ -52,30 +54,21 @@ def encoded(tokenizer: Any, words: list[str], tags: list[int], max_length: int =
     return item
 
 
-def test_only_the_first_piece_of_a_word_has_its_tag() -> None:
+def test_a_word_is_read_at_its_first_token_if_it_has_one_and_is_not_cut_off() -> None:
     item = encoded(pieces(), ["ab", "b", "aba"], [1, 0, 2])
     assert item["input_ids"].tolist() == [2, 4, 7, 6, 4, 7, 5, 3]
     assert item["labels"].tolist() == [IGNORED, 1, IGNORED, 0, 2, IGNORED, IGNORED, IGNORED]
     assert item["aside"].read == (0, 1, 2)
-
-
-def test_a_tokenizer_that_keeps_spaces_with_words_is_read_the_same() -> None:
     item = encoded(byte_level(), ["ab", "é", "c"], [1, 0, 2])
     labelled = np.flatnonzero(item["labels"] != IGNORED)
     assert item["labels"][labelled].tolist() == [1, 0, 2]
     assert item["aside"].read == (0, 1, 2)
     assert labelled[0] == 0
-
-
-def test_words_without_a_token_and_words_cut_off_are_not_read() -> None:
     item = encoded(pieces(), ["a", "", "b", "ab", "a"], [0, 1, 2, 1, 1], max_length=5)
     assert item["input_ids"].tolist() == [2, 4, 6, 4, 3]  # truncation keeps [SEP]
     assert item["labels"].tolist() == [IGNORED, 0, 2, 1, IGNORED]
     assert item["aside"].read == (0, 2, 3)
     assert item["aside"].tags == ("O", "B-per", "I-per", "B-per", "B-per")
-
-
-def test_a_sentence_without_a_token_has_loss_zero() -> None:
     item = encoded(byte_level(), [""], [1])
     batch = TASK.collate(byte_level())([item])
     assert batch["input_ids"].shape == (1, 1)
@@ -123,7 +116,7 @@ def test_the_loss_is_the_mean_over_an_examples_own_words_however_it_is_padded() 
 # Entities
 
 
-@pytest.mark.parametrize(
+@every(
     ("tags", "expected"),
     [
         ("O O", []),
@@ -180,32 +173,28 @@ def test_tags_are_names_or_numbers_that_the_source_names() -> None:
     assert (numbered.label_names, numbered.label) == (("O", "B-z", "I-z"), ((1, 2),))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "tags", "facts"),
+@every(
+    ("tokens", "tags"),
     [
-        ([["a", "b"]], [["B-x"]], ("line 1", "2 words", "1 tags", "give every word one tag")),
-        ([["a"], ["b"]], [["B-x"], ["NOUN"]], ("line 2", "tag 'NOUN'", "neither O nor B-")),
-        ([["a"]], [["B-"]], ("line 1", "tag 'B-'")),
-        ([["a"]], [[1]], ("line 1", "'tags' is [1]", "not a list of texts")),
-        ([["a", 3]], [["B-x", "O"]], ("line 1", "'tokens' is ['a', 3]", "data.text")),
-        ([["a"]], [["O"]], ("every tag of x.jsonl is O",)),
-        ([["a"]], [None], ("line 1", "'tags' is None")),
+        ([["a", "b"]], [["B-x"]]),
+        ([["a"], ["b"]], [["B-x"], ["NOUN"]]),
+        ([["a"]], [["B-"]]),
+        ([["a"]], [[1]]),
+        ([["a", 3]], [["B-x", "O"]]),
+        ([["a"]], [["O"]]),
+        ([["a"]], [None]),
     ],
 )
-def test_tags_that_do_not_fit_are_refused(tokens: list[object], tags: list[object], facts: tuple[str, ...]) -> None:
-    with pytest.raises(DataError) as refused:
+def test_tags_that_do_not_fit_are_refused(tokens: list[object], tags: list[object]) -> None:
+    with refused(DataError):
         TASK.read([table(tokens, tags)], [])
-    assert [fact for fact in facts if fact not in str(refused.value)] == []
 
 
-def test_a_type_that_training_never_saw_is_refused() -> None:
-    with pytest.raises(DataError, match=r"line 1: tag 'B-y' never occurs in the training data, whose types are x"):
+def test_what_training_or_the_tokenizer_never_saw_is_refused() -> None:
+    with refused(DataError):
         TASK.read([table([["a"]], [["B-x"]])], [table([["a"]], [["B-y"]])])
-
-
-def test_a_tokenizer_that_does_not_say_where_its_tokens_stand_is_refused() -> None:
     slow: Any = SimpleNamespace(is_fast=False, name_or_path="org/slow", num_special_tokens_to_add=lambda pair: 0)
-    with pytest.raises(ModelError, match=r"'org/slow' is not a fast one"):
+    with refused(ModelError):
         encoded(slow, ["a"], [0])
 
 
