@@ -139,7 +139,7 @@ class Settled(SystemEntropy):
 @pytest.mark.parametrize("noise", [True, False])
 def test_privacy_that_forgot_its_noise_is_flagged_and_privacy_that_holds_is_not(tmp_path: Path, noise: bool) -> None:
     train = [canaried.examples(client + 1, 2) for client in range(160)]
-    own = {"privacy.epsilon": 1.0, "federation.cohort": 80, "federation.rounds": 1, "evaluation.record": "models"}
+    own = {"privacy.epsilon": 1.0, "federation.cohort": 80, "federation.rounds": 2, "evaluation.record": "models"}
     settings = {**canaried.CLIENTS, **own, "method.rank": 4}
     with nullcontext() if noise else patch.object(Gaussian, "noised", canaried._clean):
         ran = target(tmp_path / "run", settings, train, entropy=Settled())

@@ -151,7 +151,6 @@ CHANGED: dict[str, dict[str, Audit]] = {
         "a guarantee that coins cannot test": copied(PROTECTED, epsilon_accounted=None),
         "neighbours that are replaced": copied(PROTECTED, **REPLACED),
         "bounds too blunt": cells(PROTECTED, epsilon_lower=0.0, epsilon_showable=3.05),
-        "bounds that are not": cells(PROTECTED, epsilon_lower=0.0, epsilon_showable=30.0),
         "estimates": copied(
             cells(PROTECTED, "canary_cosine", estimates=ESTIMATES),
             main={"attack": "canary_cosine", "vantage": "fellow_client"},
