@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cached_property
 from itertools import repeat
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -123,7 +124,7 @@ class Cell:
     null: str = ""
     estimates: tuple[Estimate, ...] = ()
 
-    @property
+    @cached_property
     def tails(self) -> tuple[Tail, ...]:
         """The true-positive rates, from the largest false-positive rate on."""
         found = [Tail(at) if one is None else Tail(at, **vars(one)) for at, one in (self.tpr_at_fpr or {}).items()]
@@ -290,7 +291,7 @@ class Audit:
         """Whether the audited units are phantoms, which are nobody's data."""
         return self.audited_of == "phantoms"
 
-    @property
+    @cached_property
     def main_cell(self) -> Cell | None:
         """The cell of the main attack, which was chosen before scores were seen; None for an audit without one."""
         return next((cell for cell in self.of_membership if AttackAt(cell.attack, cell.vantage) == self.main), None)
@@ -315,7 +316,7 @@ class Audit:
         """The cells of attacks that ranked units."""
         return tuple(cell for cell in self.cells if cell.of_membership)
 
-    @property
+    @cached_property
     def results(self) -> tuple[Cell, ...]:
         """The cells of attacks that ranked units; an attack's equal figures for several adversaries count once."""
         found: dict[object, Cell] = {}

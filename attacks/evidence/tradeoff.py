@@ -204,7 +204,7 @@ def sampled_gaussian(noise_multiplier: float, sampling_rate: float, releases: in
     """The curve of `releases` Gaussian releases over Poisson samples.
 
     The law of the sum of T losses log p / q is the T-fold convolution of one loss's law, on a grid. The grid is so fine that
-    its epsilon at delta is within one per cent of the accountant's (`tests/attacks/test_tradeoff.py`).
+    its epsilon at delta is within one per cent of the accountant's (`tests/attacks/test_estimates.py`).
     """
     from scipy.fft import irfft, next_fast_len, rfft
     from scipy.special import ndtr

@@ -84,7 +84,7 @@ def never(count: int) -> Any:
 
 def case(
     settings: Mapping[str, Any], sizes: Sequence[int], vantage: str = "fellow_client", *, noise: bool = True
-) -> tuple[Case, float | None]:
+) -> tuple[Case, Any]:
     """A finished run seen from `vantage`, and its stated epsilon. noise: whether its mechanism adds any."""
     built, states, epsilon = _run(tuple(settings.items()), tuple(sizes), noise)
     last = states[max(states)]
@@ -106,11 +106,8 @@ def _run(
     )
     with nullcontext() if noise else patch.object(Gaussian, "noised", _clean):
         result = built.run()
-    return (
-        built,
-        {0: built.assembly.initial.tensors, **states.kept},
-        (result.summary.get("privacy") or {}).get("epsilon"),
-    )
+    kept = {0: built.assembly.initial.tensors, **states.kept}
+    return built, kept, (result.summary.get("privacy") or {}).get("epsilon")
 
 
 def _clean(self: Gaussian, total: Mapping[str, Tensor], clip_norm: float, stream: Any) -> dict[str, Tensor]:

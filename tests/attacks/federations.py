@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from attacks.adversary.case import Case, Seen, sums_of
@@ -11,6 +11,7 @@ from secure_fed import Federation, RunConfig
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Tensors
+from tests.attacks import canaried
 
 USUAL: dict[str, Any] = {
     "model.max_length": 12,
@@ -41,35 +42,23 @@ def case(vantage: str = "server", clients: int = 3, each: int = 1, **settings: A
     config = RunConfig().replace(
         {tuple(name.split(".", 1)): value for name, value in whole.items() if value is not None}
     )  # type: ignore[misc]
-    noted = _Noted()
-    federation = Federation(config, callbacks=[noted])
+    return seen(Federation(config), vantage)
+
+
+def seen(federation: Federation, vantage: str = "server") -> Case:
+    """An adversary's view of a run of this federation."""
+    states: list[Tensors] = []
+    federation.callbacks = [SimpleNamespace(on_round_end=lambda record, state: states.append(state.tensors))]
     recording = Recording(federation.assembly.transport)
     federation.assembly = replace(federation.assembly, transport=recording)
     final = federation.run().state.tensors
+    names = federation.assembly.problem.names
     updates = [
-        Update(
-            asked.round,
-            federation.assembly.problem.names[reply.client],
-            asked.pass_name,
-            reply.contribution,
-            reply.weight,
-        )
+        Update(asked.round, names[reply.client], asked.pass_name, reply.contribution, reply.weight)
         for asked, reply in recording.exchanges
         if isinstance(asked, Request) and isinstance(reply, Reply)
     ]
-    states = dict(enumerate([federation.assembly.initial.tensors, *noted.states]))
-    lr = dict.fromkeys(states, config.training.lr)
+    by_round = dict(enumerate([federation.assembly.initial.tensors, *states]))
+    lr = dict.fromkeys(by_round, federation.config.training.lr)
     kept = updates if vantage == "server" else []
-    return Case(federation.assembly, Seen(vantage, final, states, sums_of(updates), kept, lr), _none)
-
-
-class _Noted:
-    def __init__(self) -> None:
-        self.states: list[Tensors] = []
-
-    def on_round_end(self, record: Any, state: Any) -> None:
-        self.states.append(state.tensors)
-
-
-def _none(count: int) -> Any:
-    raise AssertionError(f"an inversion trains no references, and {count} were asked for in {Path(__file__).name}")
+    return Case(federation.assembly, Seen(vantage, final, by_round, sums_of(updates), kept, lr), canaried.never)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,13 @@ def run(
 def case(ran: tuple[Federation, Tensors, Recorded], vantage: str) -> Case:
     built, final, recorded = ran
     return Case(built.assembly, seen(vantage, final, recorded), SharedReferences(built.assembly))
+
+
+@cache
+def learned() -> tuple[Federation, Tensors, Recorded]:
+    """A run of four clients, with twenty examples each, that learned its members by heart; tests only read it."""
+    with TemporaryDirectory() as folder:
+        return run(Path(folder) / "run", {"federation.rounds": 10, "method.rank": 8}, clients=4, each=20)
 
 
 def area(scores: NDArray[np.float64] | None, members: NDArray[np.bool_]) -> float:

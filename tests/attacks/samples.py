@@ -8,10 +8,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from attacks import record
+from attacks.evidence.bounds import lower_bound
 from attacks.report import words
+from secure_fed.runs import roc
 
 VANTAGES = (
     ("outsider", "Outsider", "the final adapter"),
@@ -32,26 +33,22 @@ ATTACKS = (
 _ORDER = [name for name, *_ in VANTAGES]
 _OF_TEXTS = {
     "sum_inversion": {
-        "bag_recall": 0.04,
-        "bag_precision": 0.93,
-        "recall": 0.03,
-        "precision": 0.31,
-        "updates": 3,
-        "sums": 3,
+        **{"bag_recall": 0.04, "bag_precision": 0.93, "recall": 0.03, "precision": 0.31},
+        **{"updates": 3, "sums": 3},
     },
     "label_counts": {"mean_count_error": 1.8, "cosine": 0.71},
 }
 
 
-def protected(seed: int = 3) -> dict[str, Any]:
+def protected() -> dict[str, Any]:
     """Scores that are independent of the coins; epsilon 8 accounted for one example."""
-    return _audit("notes-epsilon-8", dict.fromkeys((a for a, *_ in ATTACKS), 0.0), seed, 7.97, 0.842)
+    return _audit("notes-epsilon-8", {}, 7.97, 0.842)
 
 
-def unprotected(seed: int = 3) -> dict[str, Any]:
+def unprotected() -> dict[str, Any]:
     """No guarantee, and every attack is better than the one before it; one of them recovers texts."""
     shifts = {"loss": 0.35, "lira": 1.1, "rmia": 1.0, "regression": 0.8, "canary_cosine": 0.0, "update_score": 1.7}
-    audit = _audit("notes-without-privacy", shifts, seed, None, 0.871)
+    audit = _audit("notes-without-privacy", shifts, None, 0.871)
     for cell in audit["cells"]:
         if cell["attack"] == "canary_cosine":
             cell |= nothing("no canaries were planted: set evaluation.canaries before training")
@@ -60,10 +57,9 @@ def unprotected(seed: int = 3) -> dict[str, Any]:
     return audit
 
 
-def violation(seed: int = 3) -> dict[str, Any]:
+def violation() -> dict[str, Any]:
     """Epsilon 1 is claimed, and the attacks show more."""
-    audit = _audit("notes-broken", dict.fromkeys((a for a, *_ in ATTACKS), 2.6), seed, 0.99, 0.866)
-    return audit
+    return _audit("notes-broken", {attack: 2.6 for attack, *_ in ATTACKS}, 0.99, 0.866)
 
 
 def nothing(why: str) -> dict[str, Any]:
@@ -72,137 +68,73 @@ def nothing(why: str) -> dict[str, Any]:
     return {"applicable": False, "why": why, "measured": {}, **numbers}
 
 
-def ranked(members: np.ndarray, others: np.ndarray, delta: float = 1e-5, *, bound: bool = True) -> dict[str, Any]:
-    """The numbers of a cell, computed from the definitions."""
-    m, n = len(members), len(others)
-    auc = float((stats.rankdata(np.concatenate([members, others]))[:m].sum() - m * (m + 1) / 2) / (m * n))
+def ranked(members: Any, others: Any, *, bound: bool = True) -> dict[str, Any]:
+    """The numbers of a cell. The interval is Hanley's and McNeil's, since resampling takes too long for many cells."""
+    auc, m, n = roc.auc(members, others), len(members), len(others)
     q1, q2 = auc / (2 - auc), 2 * auc**2 / (1 + auc)
     spread = 1.96 * np.sqrt((auc * (1 - auc) + (m - 1) * (q1 - auc**2) + (n - 1) * (q2 - auc**2)) / (m * n))
-    return {
-        "auc": auc,
-        "auc_interval": [float(max(0, auc - spread)), float(min(1, auc + spread))],
-        "tpr_at_fpr": {str(rate): _tail(members, others, rate) for rate in (0.01, 0.001)},
-        "epsilon_lower": _lower(members, others, delta) if bound else None,
-        "epsilon_how": "Clopper-Pearson at a threshold from a held-out half",
-        "members": m,
-        "non_members": n,
-    }
+    interval = float(max(0, auc - spread)), float(min(1, auc + spread))
+    at = {rate: roc.tpr_at(members, others, rate) for rate in roc.FALSE_POSITIVE_RATES}
+    found = roc.to_dict(roc.Ranking(auc, interval, m, n, at))
+    if not bound:
+        return found
+    scores, truth = np.concatenate([members, others]), np.arange(m + n) < m
+    lower = lower_bound(scores, truth, 1e-5, 0.05)
+    return found | {"epsilon_lower": lower.epsilon, "epsilon_how": "as many guesses as show most"}
 
 
-def _audit(name: str, shifts: dict[str, float], seed: int, epsilon: float | None, accuracy: float) -> dict[str, Any]:
-    random = np.random.default_rng(seed)
-    cells, roc = [], {}
+def _audit(name: str, shifts: dict[str, float], epsilon: float | None, accuracy: float) -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    cells, curves = [], {}
     for attack, _, _, weakest in ATTACKS:
         members, others = random.normal(shifts.get(attack, 0.0), 1, 900), random.normal(0, 1, 903)
+        numbers, curve = ranked(members, others), _roc(members, others)
         for vantage in _ORDER:
             cell = {"attack": attack, "vantage": vantage, "applicable": True, "why": "", "note": "", "seconds": 1.2}
-            cells.append({**cell, **_found(attack, vantage, weakest, members, others)})
-            roc[f"{attack}/{vantage}"] = _roc(members, others)
-    return {
-        "schema": 1,
-        "run_dir": f"runs/{name}",
-        "method": "ffa_lora",
-        "unit": "none" if epsilon is None else "example",
-        "audited_unit": "example",
-        "epsilon_accounted": epsilon,
-        "delta": None if epsilon is None else 1e-5,
-        "accuracy": accuracy,
-        "members": 900,
-        "non_members": 903,
-        "significance": 0.05,
-        "baseline": {"auc": 0.507, "auc_interval": [0.48, 0.534], "at_chance": True},
-        "vantages": [{"name": name, "title": title, "sees": sees} for name, title, sees in VANTAGES],
-        "attacks": [{"name": name, "title": title, "paper": paper} for name, title, paper, _ in ATTACKS],
-        "cells": cells,
-        "roc": roc,
-        "clients": [
-            {
-                "client": f"client-{i:04d}",
-                "units": 9 - i % 4,
-                "score": 0.8 - i / 40,
-                "auc": None if i % 3 else 0.7 - i / 60,
-            }
-            for i in range(14)
-        ],
-        "exposed": [
-            {
-                "unit": f"client-{i % 14:04d}/{i * 7}",
-                "client": f"client-{i % 14:04d}",
-                "score": 4 - i / 9,
-                "rank": i + 1,
-            }
-            | {"member": i % 5 != 3, "text": None}
-            for i in range(12)
-        ],
-        "sweep": _sweep(),
-    }
-
-
-def _found(attack: str, vantage: str, weakest: str, members: np.ndarray, others: np.ndarray) -> dict[str, Any]:
-    if _ORDER.index(vantage) < _ORDER.index(weakest):
-        sees = {name: sees for name, _, sees in VANTAGES}[weakest]
-        return nothing(f"it needs {sees}")
-    if attack in _OF_TEXTS:
-        return nothing("") | {"applicable": True, "measured": dict(_OF_TEXTS[attack])}
-    return ranked(members, others) | {"measured": {}}
-
-
-def _tail(members: np.ndarray, others: np.ndarray, rate: float) -> dict[str, Any] | None:
-    if len(others) < 3 / rate:
-        return None
-    threshold = np.sort(others)[::-1][int(rate * len(others))]
-    caught, accused = int((members > threshold).sum()), int((others > threshold).sum())
-    return {
-        "tpr": caught / len(members),
-        "tpr_interval": _exact(caught, len(members)),
-        "fpr": accused / len(others),
-        "fpr_interval": _exact(accused, len(others)),
-    }
-
-
-def _exact(hits: int, of: int, significance: float = 0.05) -> list[float]:
-    low = stats.beta.ppf(significance / 2, hits, of - hits + 1) if hits else 0.0
-    high = stats.beta.isf(significance / 2, hits + 1, of - hits) if hits < of else 1.0
-    return [float(low), float(high)]
-
-
-def _lower(members: np.ndarray, others: np.ndarray, delta: float) -> float:
-    """The lower bound at the best threshold of the first half, measured on the second half."""
-    half, rest = slice(None, None, 2), slice(1, None, 2)
-    thresholds = np.quantile(others[half], (0.5, 0.8, 0.9, 0.98))
-    best = max(thresholds, key=lambda at: _epsilon(members[half], others[half], at, delta))
-    return _epsilon(members[rest], others[rest], best, delta)
-
-
-def _epsilon(members: np.ndarray, others: np.ndarray, at: float, delta: float) -> float:
-    tpr = _exact(int((members > at).sum()), len(members))[0]
-    fpr = _exact(int((others > at).sum()), len(others))[1]
-    return float(max(0.0, np.log(max(tpr - delta, 1e-12) / fpr)))
-
-
-def _roc(members: np.ndarray, others: np.ndarray) -> dict[str, list[float]]:
-    """The ROC at every twentieth score and the last: thousands of points would dominate the time of every page test."""
-    scores = np.sort(np.concatenate([members, others]))[::-1]
-    thresholds = np.concatenate([[np.inf], scores[::20], scores[-1:]])
-    tpr = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
-    fpr = 1 - np.searchsorted(np.sort(others), thresholds) / len(others)
-    hits = np.rint(tpr * len(members))
-    low = np.nan_to_num(stats.beta.ppf(0.025, hits, len(members) - hits + 1))
-    high = np.nan_to_num(stats.beta.isf(0.025, hits + 1, len(members) - hits), nan=1.0)
-    return {"fpr": fpr.tolist(), "tpr": tpr.tolist(), "low": low.tolist(), "high": high.tolist()}
-
-
-def _sweep() -> list[dict[str, Any]]:
-    rows = [
+            if _ORDER.index(vantage) < _ORDER.index(weakest):
+                cell |= nothing(f"it needs {VANTAGES[_ORDER.index(weakest)][2]}")
+            elif attack in _OF_TEXTS:
+                cell |= nothing("") | {"applicable": True, "measured": dict(_OF_TEXTS[attack])}
+            else:
+                cell |= numbers | {"measured": {}}
+            cells.append(cell)
+            curves[f"{attack}/{vantage}"] = curve
+    protection = {"unit": "none" if epsilon is None else "example", "delta": None if epsilon is None else 1e-5}
+    clients = [
+        {"client": f"client-{i:04d}", "units": 9 - i % 4, "score": 0.8 - i / 40, "auc": None if i % 3 else 0.7 - i / 60}
+        for i in range(14)
+    ]
+    exposed = [
+        {"unit": f"{clients[i]['client']}/{i * 7}", "client": clients[i]["client"], "score": 4 - i / 9, "rank": i + 1}
+        | {"member": i % 5 != 3, "text": None}
+        for i in range(12)
+    ]
+    rows = (
         ("epsilon 1", 0.99, 0.71, 0.497, 0.009, 0.0),
         ("epsilon 8", 7.97, 0.842, 0.512, 0.012, 0.1),
         ("no privacy", None, 0.871, 0.884, 0.31, 2.9),
-    ]
-    return [
-        {"run_dir": f"runs/{label}", "label": label, "epsilon": epsilon, "accuracy": accuracy, "auc": auc}
+    )
+    sweep = [
+        {"run_dir": f"runs/{label}", "label": label, "epsilon": other, "accuracy": accurate, "auc": auc}
         | {"auc_interval": [auc - 0.027, auc + 0.027], "tpr_at_1": {"tpr": tail}, "epsilon_lower": lower}
-        for label, epsilon, accuracy, auc, tail, lower in rows
+        for label, other, accurate, auc, tail, lower in rows
     ]
+    return {
+        **protection,
+        **{"schema": 1, "run_dir": f"runs/{name}", "method": "ffa_lora", "accuracy": accuracy, "significance": 0.05},
+        **{"audited_unit": "example", "epsilon_accounted": epsilon, "members": 900, "non_members": 903},
+        **{"baseline": {"auc": 0.507, "auc_interval": [0.48, 0.534], "at_chance": True}},
+        "vantages": [{"name": name, "title": title, "sees": sees} for name, title, sees in VANTAGES],
+        "attacks": [{"name": name, "title": title, "paper": paper} for name, title, paper, _ in ATTACKS],
+        **{"cells": cells, "roc": curves, "clients": clients, "exposed": exposed, "sweep": sweep},
+    }
+
+
+def _roc(members: Any, others: Any) -> dict[str, list[float]]:
+    """The ROC at every hundredth score and the last: thousands of points would dominate the time of every page test."""
+    band = roc.band(members, others)
+    lines = {"fpr": band.fpr, "tpr": band.tpr, "low": band.low, "high": band.high}
+    return {name: [*line[::100].tolist(), float(line[-1])] for name, line in lines.items()}
 
 
 def copied(audit: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -261,4 +193,26 @@ def audit(told: Mapping[str, Any]) -> record.Audit:
 
 def verdict(told: Mapping[str, Any]) -> dict[str, str]:
     """The verdict on it."""
-    return asdict(words.verdict(audit(told)))
+    return asdict(words.verdict(record.read(whole(told))))
+
+
+def audit_of(*cells: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """An audit of examples without a guarantee whose cells are these, all of the outsider."""
+    named = [
+        {"attack": f"attack-{i}", "vantage": "outsider", "applicable": True, **cell} for i, cell in enumerate(cells)
+    ]
+    baseline = {"auc": 0.5, "auc_interval": [0.47, 0.53], "at_chance": True}
+    told = {"unit": "none", "audited_unit": "example", "significance": 0.05, "baseline": baseline, "cells": named}
+    return {**told, **changes}
+
+
+def cell(auc: float, *, half: float = 0.03, units: int = 900, **more: Any) -> dict[str, Any]:
+    return {"auc": auc, "auc_interval": [auc - half, auc + half], "members": units, "non_members": units, **more}
+
+
+FAILED = {"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False}  # a baseline without a model
+REPLACED = {"epsilon_accounted": None, "epsilon_promised": 7.08, "adjacency": "one client replaced by another"}
+PHANTOMS: dict[str, Any] = {
+    **{"audited_unit": "client", "audited_of": "phantoms", "canaries": "direction"},
+    "baseline": {"auc": None, "auc_interval": None, "at_chance": None, "why": "phantoms have no texts"},
+}

@@ -1,4 +1,7 @@
-"""An audit of a model for every kind of task: texts memorised by a small model are distinguished from others."""
+"""An audit of a model for every kind of task: texts memorised by a small model are distinguished from others.
+
+Labels of a regression are read on the scale that the model learned.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,19 @@ import pytest
 import torch
 
 from attacks.any_model.subject import Asked, opened
+from secure_fed import RunConfig, load_run
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
+from secure_fed.errors import ModelError
+from secure_fed.federation import Federation
 from secure_fed.learning.data import notes
 from secure_fed.learning.models.locate import locate
+from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.test_any_model import written
+from tests.golden import refused
 
 TEXTS, STEPS = 30, 40
+HALVES = {"members": slice(TEXTS), "others": slice(TEXTS, None)}
 KINDS = ("kind 0", "kind 1", "kind 2")
 LABELS = {"pairs": KINDS, "multi_label": KINDS, "tokens": ("O", "B-organ", "I-organ", "B-drug", "I-drug")}
 HEADS = {
@@ -50,80 +60,56 @@ def rows(kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", HEADS)
-def test_texts_learned_by_heart_are_found(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import transformers
-
-    made, (auto, outputs) = rows(kind), HEADS[kind]
-    for name, some in (("members", made[:TEXTS]), ("others", made[TEXTS:])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
-    torch.manual_seed(0)
-    sizes = {} if outputs is None else {"num_labels": outputs}
-    model = getattr(transformers, auto).from_pretrained(locate("builtin/tiny"), **sizes)
-    transformers.AutoTokenizer.from_pretrained(locate("builtin/tiny")).save_pretrained(tmp_path / "model")
-    model.save_pretrained(tmp_path / "model")
-    task = "classification" if kind == "pairs" else kind
-    files = tmp_path / "members.jsonl", tmp_path / "others.jsonl"
-    second = "other" if kind == "pairs" else ""
-    data, labels = DataConfig(train="x", task=task, text_b=second), LABELS.get(kind, ())
-    subject = opened(Asked(str(tmp_path / "model"), *files, data, labels=labels))
+def test_texts_learned_by_heart_are_found(kind: str, tmp_path: Path, capsys: Capsys) -> None:
+    files = [written(tmp_path / f"{name}.jsonl", rows(kind)[part]) for name, part in HALVES.items()]
+    model = saved(tmp_path / "model", kind)
+    second, labels = "other" if kind == "pairs" else "", LABELS.get(kind, ())
+    data = DataConfig(train="x", task="classification" if kind == "pairs" else kind, text_b=second)
+    subject = opened(Asked(str(model), *files, data, labels=labels))
     learned(subject)
-    subject.model.save_pretrained(tmp_path / "model")
-    asked = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", task]
+    subject.model.save_pretrained(model)
+    asked = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", data.task]
     asked += ["--text-b", second] if second else []
     asked += ["--labels", ",".join(labels)] if labels else []
-    assert main(["audit", "model", str(tmp_path / "model"), *asked, "--json"]) == 0
+    assert main(["audit", "model", str(model), *asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] == "leak", found["sentences"]
     assert found["signals"][0]["auc"] > 0.8
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Untrained models with and without names for their outputs, and rows."""
+def saved(place: Path, kind: str, **own: Any) -> Path:
+    """The built-in model with a new head for this task."""
     import transformers
 
-    tmp = tmp_path_factory.mktemp("tasks")
-    tags = {
-        "id2label": dict(enumerate(LABELS["tokens"])),
-        "label2id": {tag: at for at, tag in enumerate(LABELS["tokens"])},
-    }
-    settings: dict[str, tuple[str, dict[str, Any]]] = {
-        "named": ("tokens", tags),
-        "unnamed": ("tokens", {"num_labels": 5}),
-        "of-three": ("tokens", {"num_labels": 3}),
-        "answers": ("question_answering", {}),
-    }
-    for name, (kind, own) in settings.items():
-        torch.manual_seed(0)
-        made = getattr(transformers, HEADS[kind][0]).from_pretrained(locate("builtin/tiny"), **own)
-        made.save_pretrained(tmp / name)
-        transformers.AutoTokenizer.from_pretrained(locate("builtin/tiny")).save_pretrained(tmp / name)
-    for kind in ("tokens", "question_answering"):
-        for name, some in (("members", rows(kind)[:TEXTS]), ("others", rows(kind)[TEXTS:])):
-            written(tmp / f"{kind}-{name}.jsonl", some)
-    return tmp
-
-
-def written(place: Path, some: list[dict[str, Any]]) -> Path:
-    place.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
+    torch.manual_seed(0)
+    auto, outputs = HEADS[kind]
+    sizes = own or ({} if outputs is None else {"num_labels": outputs})
+    getattr(transformers, auto).from_pretrained(locate("builtin/tiny"), **sizes).save_pretrained(place)
+    transformers.AutoTokenizer.from_pretrained(locate("builtin/tiny")).save_pretrained(place)
     return place
 
 
-def audit(folder: Path, model: str, task: str, *more: str) -> list[str]:
-    files = ["--members", str(folder / f"{task}-members.jsonl"), "--non-members", str(folder / f"{task}-others.jsonl")]
-    return ["audit", "model", str(folder / model), "--task", task, *files, *more]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained models with and without names for their outputs, and rows."""
+    tmp = tmp_path_factory.mktemp("tasks")
+    tags = LABELS["tokens"]
+    saved(tmp / "named", "tokens", id2label=dict(enumerate(tags)), label2id={tag: at for at, tag in enumerate(tags)})
+    saved(tmp / "unnamed", "tokens")
+    saved(tmp / "of-three", "tokens", num_labels=3)
+    saved(tmp / "answers", "question_answering")
+    for kind in ("tokens", "question_answering"):
+        for name, part in HALVES.items():
+            written(tmp / f"{kind}-{name}.jsonl", rows(kind)[part])
+    return tmp
 
 
-def test_tags_without_names_ask_for_labels(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(audit(folder, "unnamed", "tokens", "--fail-above", "auc=0.9")) == 2
-    said = capsys.readouterr().err
-    assert "the texts have the class 'B-drug', and MODEL" in said
-    assert "has no names for its outputs: name all of its classes in the model's order with --labels" in said
-    assert main(audit(folder, "named", "tokens", "--labels", "O,B-drug,I-drug,B-organ,I-organ")) == 2
-    assert "the model names its outputs in the order 'O, B-organ, I-organ, B-drug, I-drug'" in capsys.readouterr().err
+def audit(folder: Path, model: str, task: str, *more: Any) -> list[str]:
+    files = "--members", folder / f"{task}-members.jsonl", "--non-members", folder / f"{task}-others.jsonl"
+    return [*map(str, ("audit", "model", folder / model, "--task", task, *files, *more))]
 
 
-def test_a_model_may_lack_tags_that_never_occur(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_may_lack_tags_that_never_occur(folder: Path, capsys: Capsys) -> None:
     """Their order is the given one, in which a loss by hand is the same."""
     names = ("O", "B-organ", "B-drug")
     files = folder / "tokens-members.jsonl", folder / "tokens-others.jsonl"
@@ -136,78 +122,178 @@ def test_a_model_may_lack_tags_that_never_occur(folder: Path, capsys: pytest.Cap
     assert subject.losses()[0] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_questions_are_read_as_the_options_say(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_questions_and_tags_are_read_as_the_options_say(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
+    """A refusal names options, also those of a reference, and no settings."""
     none = [{**row, "answers": {"text": [], "answer_start": []}} for row in rows("question_answering")[:TEXTS]]
-    some = ("--members", str(written(tmp_path / "none.jsonl", none)), "--json")
-    for more, said in (
-        (some, "set --unanswerable where questions may have none, or remove the row"),
-        (("--max-length", "40"), "--stride is 32, but with --max-length 40 a window"),
-        (("--max-length", "40"), "lower --stride or raise --max-length"),
-        (("--max-length", "0"), "--max-length is 0; it must be at least 1"),
-        (("--stride", "-1"), "--stride is -1; it must be at least 0"),
-        (("--reference", str(tmp_path / "gone")), "--reference is"),
-        (("--label-scale", "2"), "--label-scale is for --task regression, and the task is question_answering"),
-    ):
-        assert main(audit(folder, "answers", "question_answering", *more)) == 2, more
-        told = capsys.readouterr().err
-        assert said in told, told
-        assert "data." not in told
-        assert "model." not in told
-    assert main(audit(folder, "answers", "question_answering", *some, "--unanswerable")) == 0
-    assert json.loads(capsys.readouterr().out)["members"] > 0
-    assert main(audit(folder, "answers", "question_answering", "--max-length", "40", "--stride", "8")) == 0
-    assert main(audit(folder, "named", "tokens", "--stride", "8")) == 2
-    assert "--stride is for --task question_answering, and the task is tokens" in capsys.readouterr().err
-
-
-def test_errors_of_a_reference_name_its_option(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    short = tmp_path / "short"
-    shutil.copytree(folder / "answers", short)
+    some = ("--members", written(tmp_path / "none.jsonl", none), "--json")
+    short = shutil.copytree(folder / "answers", tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{}")
-    for reference, said in (
-        (short, "--max-length is 128, more than the 64 positions"),
-        (tmp_path / "broken", "--reference is '"),
-    ):
-        assert main(audit(folder, "answers", "question_answering", "--reference", str(reference))) == 2
-        told = capsys.readouterr().err
-        assert said in told, told
-        assert "model." not in told
+    of_answers = (
+        some,
+        ("--max-length", "40"),
+        ("--max-length", "0"),
+        ("--stride", "-1"),
+        ("--label-scale", "2"),
+        *(("--reference", tmp_path / name) for name in ("gone", "short", "broken")),
+    )
+    calls = [audit(folder, "answers", "question_answering", *more) for more in of_answers]
+    calls += [
+        audit(folder, "named", "tokens", "--stride", "8"),
+        audit(folder, "unnamed", "tokens", "--fail-above", "auc=0.9"),
+        audit(folder, "named", "tokens", "--labels", "O,B-drug,I-drug,B-organ,I-organ"),
+    ]
+    refusals("any_model_tasks", calls, capsys, hide=r"(?<=cannot be loaded )\(.*?\)(?=; give)")
+    assert main(audit(folder, "answers", "question_answering", *some, "--unanswerable")) == 0
+    assert json.loads(capsys.readouterr().out)["members"] > 0
+    assert main(audit(folder, "answers", "question_answering", "--max-length", "40", "--stride", "8")) == 0
 
 
-def test_a_training_on_questions_can_be_prepared(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data, out = str(folder / "question_answering-members.jsonl"), str(tmp_path / "out")
-    assert main(["audit", "prepare", data, "--out", out, "--task", "question_answering", "--count", "20"]) == 0
-    prepared = ["audit", "prepared", str(folder / "answers"), out]
+def test_a_training_on_questions_can_be_prepared(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
+    prepare = ["audit", "prepare", str(folder / "question_answering-members.jsonl"), "--task", "question_answering"]
+    assert main([*prepare, "--out", str(tmp_path / "out"), "--count", "20"]) == 0
+    prepared = ["audit", "prepared", str(folder / "answers"), str(tmp_path / "out"), "--json", "--max-length", "40"]
     capsys.readouterr()
-    assert main([*prepared, "--json"]) == 0
+    assert main([*prepared, "--stride", "8"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["candidates"] == 20
     assert told["task"] == "extractive question answering"
-    assert main([*prepared, "--max-length", "40"]) == 2
-    assert "--stride is 32, but with --max-length 40" in capsys.readouterr().err
-    assert main([*prepared, "--max-length", "40", "--stride", "8"]) == 0
-    labels = ["--task", "question_answering", "--canaries", "labels"]
-    assert main(["audit", "prepare", data, "--out", str(tmp_path / "two"), *labels]) == 2
-    assert "--canaries labels is for --task classification" in capsys.readouterr().err
+    calls = (prepared, [*prepare, "--out", str(tmp_path / "two"), "--canaries", "labels"])
+    refusals("any_model_prepared", calls, capsys)
 
 
 def learned(subject: Any) -> None:
     """A model trained plainly on the members, all in one batch."""
-    loss, optimizer = (
-        subject.task.loss(subject.texts.rows.label_names),
-        torch.optim.AdamW(subject.model.parameters(), 2e-3),
-    )
+    loss = subject.task.loss(subject.texts.rows.label_names)
+    optimizer = torch.optim.AdamW(subject.model.parameters(), 2e-3)
     batch = subject.task.collate(subject.tokenizer)([subject.texts.examples[row] for row in range(TEXTS)])
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss(subject.model, batch).mean().backward()
         optimizer.step()
+
+
+# The scale of a regression's labels.
+
+CENTRE, SCALE = 110.0, 10.0
+SETTINGS = (
+    *("data.task=regression", f"data.label_centre={CENTRE}", f"data.label_scale={SCALE}", "federation.rounds=1"),
+    *("federation.clients=2", "federation.cohort=2", "evaluation.audit_fraction=0"),
+)
+
+
+def numbered() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    return [{"text": row["text"], "label": float(rng.choice([100, 110, 120]))} for row in rows("regression")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, its exports, and the same whole model without the scale of its labels."""
+    tmp = tmp_path_factory.mktemp("regression")
+    files = [written(tmp / f"{name}.jsonl", numbered()[part]) for name, part in HALVES.items()]
+    Federation(RunConfig.load(None, [f"data.train={files[0]}", f"data.test={files[1]}", *SETTINGS])).run(tmp / "run")
+    run = load_run(tmp / "run")
+    run.export(tmp / "adapter")
+    load_run(tmp / "run").export(tmp / "whole", merged=True)
+    shutil.copytree(tmp / "whole", tmp / "silent")
+    config = json.loads((tmp / "silent" / "config.json").read_text())
+    assert (config.pop("label_centre"), config.pop("label_scale")) == (CENTRE, SCALE)
+    (tmp / "silent" / "config.json").write_text(json.dumps(config))
+    return tmp
+
+
+def asked(place: Path, model: str = "whole", **data: Any) -> Asked:
+    files = place / "members.jsonl", place / "others.jsonl"
+    settings = DataConfig(train="x", task="regression", **data)
+    if model == "adapter":
+        return Asked("builtin/tiny", *files, settings, adapter=place / "adapter")
+    return Asked(str(place / model), *files, settings)
+
+
+def by_hand(place: Path, centre: float, scale: float) -> Any:
+    """(texts,) squared errors of the exported model, by plain Transformers."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(place / "whole").eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(place / "whole")
+    with torch.no_grad():
+        outputs = [float(model(**tokenizer(row["text"], return_tensors="pt")).logits) for row in numbered()]
+    return np.array(
+        [(out - (row["label"] - centre) / scale) ** 2 for out, row in zip(outputs, numbered(), strict=True)]
+    )
+
+
+def test_losses_are_on_the_scale_that_the_export_states(place: Path) -> None:
+    right = by_hand(place, CENTRE, SCALE)
+    given = asked(place, "silent", label_centre=CENTRE, label_scale=SCALE)
+    for subject in map(opened, (asked(place, "whole"), asked(place, "adapter"), given)):
+        assert np.allclose(subject.losses(), right, rtol=1e-3, atol=1e-5)
+        assert subject.notes == ("The model's outputs were compared with (label - 110.0) / 10.0.",)
+    raw = opened(asked(place, "silent"))
+    assert np.allclose(raw.losses(), by_hand(place, 0, 1), rtol=1e-3)
+    assert raw.notes[0].startswith("The labels were taken as they are, since neither the model nor an option states")
+
+
+def test_an_audit_says_how_labels_were_read(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    texts = ["--members", str(place / "members.jsonl"), "--non-members", str(place / "others.jsonl")]
+    audit, out = ["audit", "model", "--task", "regression", *texts, "--json"], str(tmp_path / "out")
+    prepare = ["audit", "prepare", str(place / "members.jsonl"), "--out", out, "--task", "regression"]
+    assert main(prepare) == 0
+    prepared = ["audit", "prepared", "--json"]
+    capsys.readouterr()
+    for call, said in (
+        ([*audit, place / "whole", "--label-scale", "10"], "(label - 110.0) / 10.0"),
+        ([*audit, place / "silent"], "give --label-centre and --label-scale, or a leak goes unnoticed"),
+        ([*audit, place / "silent", "--label-centre", "0"], "(label - 0.0) / 1.0"),
+        ([*prepared, place / "silent", out, "--label-centre", "110"], "(label - 110.0) / 1.0"),
+    ):
+        assert main([str(part) for part in call]) == 0
+        assert said in json.loads(capsys.readouterr().out)["sentences"][-1]
+    calls = (
+        [place / "whole", "--label-scale", "9"],
+        [place / "silent", "--label-scale", "0"],
+        [place / "silent", "--label-centre", "nan"],
+        [place / "silent", "--reference", place / "whole"],
+        ["builtin/tiny", "--adapter", place / "adapter", "--label-centre", "1"],
+    )
+    refusals("any_model_scale", ([*audit, *call] for call in calls), capsys)
+
+
+DAMAGE = (
+    "{",
+    "[]",
+    '{"label_centre": 1}',
+    '{"label_centre": 1, "label_scale": 0}',
+    '{"label_centre": "1", "label_scale": 2}',
+)
+
+
+def test_a_damaged_file_is_one_sentence(place: Path, tmp_path: Path) -> None:
+    adapter = shutil.copytree(place / "adapter", tmp_path / "adapter")
+    files = place / "members.jsonl", place / "others.jsonl"
+    for damage in DAMAGE:
+        (adapter / "label_scale.json").write_text(damage)
+        with refused(ModelError):
+            opened(Asked("builtin/tiny", *files, DataConfig(train="x", task="regression"), adapter=adapter))
+
+
+def test_a_run_predicts_and_its_exports_load(place: Path) -> None:
+    """The file beside the weights, and the two keys of config.json, are in nobody's way."""
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, pipeline
+
+    texts = [row["text"] for row in numbered()[:4]]
+    values = [one["value"] for one in load_run(place / "run").predict(texts)]
+    whole = pipeline("text-classification", model=str(place / "whole"), function_to_apply="none")
+    assert [CENTRE + SCALE * one["score"] for one in whole(texts)] == pytest.approx(values, abs=1e-3)
+    own = {"num_labels": 1, "problem_type": "regression"}
+    base = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), **own)
+    tuned: Any = PeftModel.from_pretrained(base, str(place / "adapter")).eval()
+    read = whole.tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        assert (CENTRE + SCALE * tuned(**read).logits[:, 0]).tolist() == pytest.approx(values, abs=1e-3)
+    scale = json.loads((place / "adapter" / "label_scale.json").read_text())
+    assert scale == {"label_centre": CENTRE, "label_scale": SCALE}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,37 +19,23 @@ from attacks.audit import audited
 from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
+from tests.attacks import canaried
+from tests.attacks.test_audit import with_coins
 
 pytestmark = pytest.mark.weekly
 
 SMALL: dict[str, Any] = {
-    "data.examples": 800,
-    "data.test_examples": 400,
-    "federation.clients": 8,
-    "federation.cohort": 8,
-    "evaluation.audit_fraction": 1.0,
-    "evaluation.every": 100,
+    **{"data.examples": 800, "data.test_examples": 400, "federation.clients": 8, "federation.cohort": 8},
+    **{"evaluation.audit_fraction": 1.0, "evaluation.every": 100},
 }
 BY_HEART = {
     **SMALL,
-    "method.name": "fedlora",
-    "method.rank": 16,
-    "federation.rounds": 12,
-    "training.epochs": 4,
-    "training.lr": 5e-3,
+    **{"method.name": "fedlora", "method.rank": 16, "federation.rounds": 12, "training.epochs": 4, "training.lr": 5e-3},
 }
 CLIENTS = {
-    "data.examples": 2400,
-    "data.test_examples": 200,
-    "federation.clients": 800,
-    "federation.cohort": 160,
-    "federation.rounds": 8,
-    "federation.sampling": "poisson",
-    "method.name": "ffa_lora",
-    "training.lr": 0.02,
-    "evaluation.audit_fraction": 0.5,
-    "evaluation.canaries": "direction",
-    "evaluation.record": "models",
+    **{"data.examples": 2400, "data.test_examples": 200, "method.name": "ffa_lora", "training.lr": 0.02},
+    **{"federation.clients": 800, "federation.cohort": 160, "federation.rounds": 8, "federation.sampling": "poisson"},
+    **{"evaluation.audit_fraction": 0.5, "evaluation.canaries": "direction", "evaluation.record": "models"},
     "evaluation.every": 100,
 }
 
@@ -116,14 +102,12 @@ def test_coins_drawn_anew_call_a_leak_as_seldom_as_said(tmp_path: Path, monkeypa
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in still.items()})  # type: ignore[misc]
     built = Federation(config)
     result = built.run(tmp_path / "run")
+    monkeypatch.setattr("attacks.audit.baseline", lambda units, members, seed: "left out")
     leaks = 0
     for seed in range(300):
         coins = np.random.default_rng(seed).random(len(built.assembly.audit_pool.units)) < 0.5
-        pool = replace(built.assembly.audit_pool, members=coins)
-        other = replace(built.assembly, pools={**built.assembly.pools, pool.of: pool})
-        monkeypatch.setattr("attacks.audit.baseline", lambda units, members, seed: "left out")
-        found = audited(Target(other, result.state, None, result.summary), ["loss"], Settings(references=0))
-        leaks += found["verdict"]["level"] == "leak"
+        target = with_coins(Target(built.assembly, result.state, None, result.summary), coins)
+        leaks += audited(target, ["loss"], Settings(references=0))["verdict"]["level"] == "leak"
     print(f"\n{leaks} of 300 deals called a leak", end="")
     assert leaks <= 26  # 15 are due; more than 26 come in 3 of 1,000 nights
 
@@ -131,12 +115,8 @@ def test_coins_drawn_anew_call_a_leak_as_seldom_as_said(tmp_path: Path, monkeypa
 @pytest.mark.parametrize("noise", [True, False], ids=["as it is", "its noise forgotten"])
 def test_canaries_of_random_direction(tmp_path: Path, noise: bool) -> None:
     private = {**CLIENTS, "privacy.unit": "client", "privacy.epsilon": 1.0, "privacy.clip_norm": 3.1}
-    broken = patch.object(Gaussian, "noised", lambda self, total, clip_norm, stream: dict(total))
-    if noise:
+    with nullcontext() if noise else patch.object(Gaussian, "noised", canaried._clean):
         audit = audit_of(tmp_path / "run", private, ["canary_cosine"])
-    else:
-        with broken:
-            audit = audit_of(tmp_path / "run", private, ["canary_cosine"])
     found = cell(audit, "canary_cosine", "fellow_client")
     print(f", accounted {found['epsilon_accounted']:.2f}", end="")
     assert (found["epsilon_lower"] <= found["epsilon_accounted"]) is noise

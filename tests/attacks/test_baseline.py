@@ -6,8 +6,6 @@ Blind baselines: members and others that differ by words, length or dates alone,
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -20,6 +18,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from attacks.evidence.baseline import Baseline, baseline, blind, dated, lengths, when
+from tests.golden import refused
+from tests.test_imports import NOTHING, probe
 
 VOCABULARY = 500
 EVERYDAY = 1.0 / np.arange(1, VOCABULARY + 1)
@@ -29,7 +29,13 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Unit:
-    examples: list[Any]
+    examples: Sequence[Any]
+
+
+def judged(of: Sequence[Unit], members: Bools, seed: int = 0) -> Baseline:
+    found = baseline(of, members, seed)
+    assert isinstance(found, Baseline)
+    return found
 
 
 def text(rng: np.random.Generator, law: NDArray[np.float64] = EVERYDAY, length: int = 40) -> list[int]:
@@ -43,12 +49,6 @@ def units(n: int, rng: np.random.Generator, write: Callable[[int], list[int]], *
 
 def fair(n: int, rng: np.random.Generator) -> Bools:
     return rng.random(n) < 0.5
-
-
-def judged(of: list[Unit], members: Bools, seed: int = 0) -> Baseline:
-    found = baseline(of, members, seed)
-    assert isinstance(found, Baseline)
-    return found
 
 
 def test_fair_coins_are_at_chance() -> None:
@@ -71,44 +71,23 @@ def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
 
 
 @pytest.mark.nightly
-def test_a_split_by_time_is_caught() -> None:
-    """Words drift: the words of the last third did not occur before. Members come first."""
+@pytest.mark.parametrize("by", ["time", "topic", "preprocessing", "class"])
+def test_a_split_that_is_not_by_coins_is_caught(by: str) -> None:
+    """By words of the last third, which did not occur before; by words of a topic; by a cut at 30 words; by the class."""
     rng, n = np.random.default_rng(0), 200
+    truth = np.arange(n) < n / 2 if by == "time" else fair(n, rng)
+    laws = {True: EVERYDAY, False: 0.8 * EVERYDAY + 0.2 * rng.permutation(EVERYDAY)}
+    labels = np.where(rng.random(n) < 0.8, truth, ~truth).astype(int)
 
-    def written_at(i: int) -> list[int]:
-        return [word if i < n / 2 or rng.random() < 0.85 else 400 + word % 100 for word in text(rng)]
+    def unit(i: int) -> Unit:
+        words = text(rng, laws[bool(truth[i]) or by != "topic"], 30 if truth[i] and by == "preprocessing" else 40)
+        if by == "time":
+            words = [word if i < n / 2 or rng.random() < 0.85 else 400 + word % 100 for word in words]
+        return Unit([{"input_ids": words, "labels": int(labels[i]) if by == "class" else 0}])
 
-    drifting, truth = units(n, rng, written_at), np.arange(n) < n / 2
-    found = judged(drifting, truth)
-    assert not found.at_chance
-    assert found.ranking.auc_interval[0] > 0.6
-    assert judged(drifting, fair(n, rng)).at_chance  # the same units under fair coins
-
-
-@pytest.mark.nightly
-def test_a_split_by_topic_is_caught() -> None:
-    rng, n = np.random.default_rng(1), 200
-    truth, other = fair(n, rng), rng.permutation(EVERYDAY)
-    laws = {True: EVERYDAY, False: 0.8 * EVERYDAY + 0.2 * other}
-    assert not judged(units(n, rng, lambda i: text(rng, laws[bool(truth[i])])), truth).at_chance
-
-
-@pytest.mark.nightly
-def test_other_preprocessing_is_caught() -> None:
-    """The same text, but members' are cut at 30 words."""
-    rng, n = np.random.default_rng(2), 200
-    truth = fair(n, rng)
-    assert not judged(units(n, rng, lambda i: text(rng, length=30 if truth[i] else 40)), truth).at_chance
-
-
-@pytest.mark.nightly
-def test_a_split_by_class_is_caught() -> None:
-    rng, n = np.random.default_rng(3), 200
-    labels = rng.integers(2, size=n)
-    truth = np.where(rng.random(n) < 0.8, labels == 1, labels == 0)
-    of = [Unit([{"input_ids": text(rng), "labels": int(label)}]) for label in labels]
+    of = [unit(i) for i in range(n)]
     assert not judged(of, truth).at_chance
-    assert judged([Unit([{"input_ids": text(rng), "labels": 0}]) for _ in range(n)], truth).at_chance
+    assert judged(of, fair(n, rng)).at_chance  # the same units under fair coins
 
 
 @pytest.mark.parametrize(
@@ -117,7 +96,7 @@ def test_a_split_by_class_is_caught() -> None:
     ids=["several labels", "a number"],
 )
 def test_a_split_by_labels_that_are_no_classes_is_caught(label: Callable[[bool, float], Any]) -> None:
-    rng, n = np.random.default_rng(3), 200
+    rng, n = np.random.default_rng(3), 60
     members = fair(n, rng)
     made = [label(bool(member), float(rng.random())) for member in members]
     told = [Unit([{"input_ids": text(rng), "labels": np.minimum(one, 1) if np.ndim(one) else one}]) for one in made]
@@ -133,6 +112,7 @@ def test_copies_that_share_a_coin_are_caught() -> None:
 
 
 def test_units_of_many_examples_are_bags_of_all_their_words() -> None:
+    """And the same arguments give the same baseline."""
     rng = np.random.default_rng(5)
     texts, truth = [[text(rng) for _ in range(3)] for _ in range(40)], fair(40, rng)
     apart = [Unit([{"input_ids": one} for one in own]) for own in texts]
@@ -150,92 +130,49 @@ def test_words_may_be_lists_arrays_or_tensors_and_labels_of_every_word_are_left_
     assert judged([Unit([{"input_ids": own, "labels": own}]) for own in texts], truth) == one
 
 
-def test_equal_arguments_give_equal_baselines() -> None:
-    rng = np.random.default_rng(7)
-    of, truth = units(40, rng, lambda _: text(rng)), fair(40, rng)
-    assert judged(of, truth, 3) == judged(of, truth, 3)
-
-
-def test_units_without_words_have_no_baseline() -> None:
+def test_what_has_no_baseline_says_why() -> None:
+    """Empty texts have one, which is at chance."""
     truth = np.arange(40) % 2 == 0
     for example in ({"pixels": [1.0]}, [1.0, 2.0], "a text", {"input_ids": ["a", "b"]}):
-        found = baseline([Unit([example])] * 40, truth, 0)
-        assert isinstance(found, str)
-        assert "no input_ids" in found
-
-
-def test_empty_texts_are_at_chance() -> None:
-    found = judged([Unit([])] * 40, np.arange(40) % 2 == 0)
+        assert "no input_ids" in str(baseline([Unit([example])] * 40, truth, 0))
+    few = "9 units on one side are too few for a baseline without a model, which takes 10"
+    assert baseline([Unit([])] * 40, np.arange(40) < 9, 0) == few
+    with refused(ValueError):
+        baseline([Unit([])] * 3, truth, 0)
+    found = judged([Unit([])] * 40, truth)
     assert (found.ranking.auc, found.at_chance) == (0.5, True)
 
 
-def test_too_few_units_have_no_baseline() -> None:
-    truth = np.arange(40) < 9
-    assert baseline([Unit([])] * 40, truth, 0) == (
-        "9 units on one side are too few for a baseline without a model, which takes 10"
-    )
-    with pytest.raises(ValueError, match="40 coins do not fit 3 units"):
-        baseline([Unit([])] * 3, truth, 0)
-
-
 def test_importing_loads_nothing_heavy() -> None:
-    probe = (
-        "import sys, attacks.evidence.baseline, attacks.evidence.bounds;"
-        "print([name for name in ('scipy', 'sklearn', 'torch') if name in sys.modules])"
-    )
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"
+    found, _ = probe("import attacks.evidence.baseline", "import attacks.evidence.bounds")
+    assert found == dict.fromkeys(found, NOTHING)
 
 
 def test_labels_that_fit_the_words_on_one_side_alone_are_caught() -> None:
     """As often as each other on both sides, as the words are: a model that knows them both would seem to know its members."""
     rng, n = np.random.default_rng(0), 60
     classes, members = rng.integers(2, size=2 * n), np.arange(2 * n) < n
-    some = [
-        Unit([{"input_ids": [400 + classes[i], *text(rng, length=5)], "labels": int(classes[i] ^ (i >= n))}])
-        for i in range(2 * n)
-    ]
+    told = [[400 + classes[i], *text(rng, length=5)] for i in range(2 * n)]
+    some = [Unit([{"input_ids": words, "labels": int(classes[i] ^ (i >= n))}]) for i, words in enumerate(told)]
     assert not judged(some, members).at_chance
 
 
 WORDS = [
-    "the",
-    "pain",
-    "in",
-    "her",
-    "left",
-    "knee",
-    "went",
-    "after",
-    "some",
-    "days",
-    "of",
-    "rest",
-    "and",
-    "mild",
-    "exercise",
+    *("the", "pain", "in", "her", "left", "knee", "went", "after"),
+    *("some", "days", "of", "rest", "and", "mild", "exercise"),
 ]
-
-
-@dataclass(frozen=True)
-class One:
-    examples: tuple[dict[str, Any], ...]
 
 
 def made(count: int, rng: np.random.Generator) -> list[str]:
     """Texts of random words and lengths, each with a date."""
-    return [
-        " ".join(
-            [*rng.choice(WORDS, size=rng.integers(5, 30)), f"{rng.integers(2015, 2025)}-0{rng.integers(1, 10)}-11"]
-        )
-        for _ in range(count)
-    ]
+    dates = [f"{rng.integers(2015, 2025)}-0{rng.integers(1, 10)}-11" for _ in range(count)]
+    return [" ".join([*rng.choice(WORDS, size=rng.integers(5, 30)), day]) for day in dates]
 
 
-def tried(texts: Sequence[str], dates: Sequence[object] | None = None, members: int | None = None) -> dict[str, Any]:
+def tried(texts: Sequence[str], dates: Sequence[object] | None = None) -> dict[str, Any]:
     vocabulary = {word: number for number, word in enumerate(WORDS)}
-    units = [One(({"input_ids": [vocabulary[word] for word in text.split() if word in vocabulary]},)) for text in texts]
-    truth: NDArray[np.bool_] = np.arange(len(texts)) < (len(texts) // 2 if members is None else members)
-    return blind(units, texts, truth, dates)
+    units = [Unit([{"input_ids": [vocabulary[word] for word in text.split() if word in vocabulary]}]) for text in texts]
+    return blind(units, texts, np.arange(len(texts)) < len(texts) // 2, dates)
 
 
 def void(found: dict[str, Any]) -> set[str]:
@@ -277,9 +214,9 @@ def test_dates_are_read_as_people_write_them() -> None:
         "july 2021",
         "in 2003, and 2001",
         "at 20210704",
-        "5",
     ]
-    assert dated(texts) == pytest.approx([1999, 2021.5, 2021.5, 2021.5, 2021.5, 2003, np.nan, np.nan], nan_ok=True)
+    expected = [1999, 2021.5, 2021.5, 2021.5, 2021.5, 2003, np.nan, np.nan]
+    assert dated([*texts, "5"]) == pytest.approx(expected, nan_ok=True)
 
 
 def test_dates_of_a_column_have_one_scale_or_none() -> None:
@@ -288,7 +225,7 @@ def test_dates_of_a_column_have_one_scale_or_none() -> None:
     assert [when(one) for one in (2021, "2021", "1612345678")] == [2021, 2021, 1612345678]
     assert all(np.isnan(when(one)) for one in (None, "", math.nan))
     for unread in ("01.02.21", "01/02/2021", "2021/02/01", "soon", True):
-        with pytest.raises(ValueError, match="could not convert"):
+        with refused(ValueError):
             when(unread)
 
 

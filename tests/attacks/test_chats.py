@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,50 @@ from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.chat import Chats, ChatTemplate, template_tokens
-from tests.attacks.small_chat import TEMPLATE, chats, memorised, row, tokenizer_of_chats
-from tests.attacks.small_lm import saved, untrained
+from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.small_lm import saved, tokenizer_of, untrained
+from tests.attacks.test_any_model import lines_of, written
 from tests.cells import every
 
-SEEN, UNSEEN, ELSEWHERE = chats(12, 0), chats(12, 1), chats(40, 2)
+SYSTEM = "You are a helpful assistant who answers briefly."
+TEMPLATE = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n" + SYSTEM + "<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_WORDS = [
+    *("amber", "birch", "cedar", "delta", "ember", "fjord", "grove"),
+    *("haven", "islet", "jetty", "knoll", "larch", "maple"),
+]
+
+
+def chats(count: int, seed: int = 0, words: int = 8) -> list[Chat]:
+    """Questions of random words, and answers of random words, which can only be memorised."""
+    rng = np.random.default_rng(seed)
+    said = [" ".join(_WORDS[index] for index in rng.integers(len(_WORDS), size=words)) for _ in range(2 * count)]
+    return [(("user", question), ("assistant", answer)) for question, answer in zip(said[::2], said[1::2], strict=True)]
+
+
+def row(chat: Chat) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": said} for role, said in chat]}
+
+
+def memorised(model: Any, tokenizer: Any, some: Sequence[Chat], steps: int, *, whole: bool = False) -> Any:
+    """The model after steps on all conversations at once: on the assistant's turns, or with `whole` on every token."""
+    encoded = TASK.encode(tokenizer, rows(some), 128)
+    batch: Any = TASK.collate(tokenizer)([encoded[index] for index in range(len(encoded))])
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    labels = ids.masked_fill(mask == 0, -100) if whole else batch["labels"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+SEEN, UNSEEN, ELSEWHERE = chats(12, 0), chats(12, 1), chats(24, 2)
 PREFIX, SUFFIX = 3, 8
 TASK = tasks.build(DataConfig(task="chat"))
 assert isinstance(TASK, Chats)
@@ -43,19 +82,26 @@ assert isinstance(TASK, Chats)
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return tokenizer_of_chats()
+    made = tokenizer_of([SYSTEM, " ".join(_WORDS), "system user assistant", "What is the code of is 0123456789."])
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    made.add_tokens(["<|im_end|>"])  # the template alone makes it a control token
+    made.chat_template = TEMPLATE
+    return made
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A model that memorised conversations, and one that learned the same template from others, in full."""
     tmp = tmp_path_factory.mktemp("chats")
-    saved(memorised(untrained(tokenizer), tokenizer, SEEN, 150, whole=True), tokenizer, tmp / "tuned")
+    saved(memorised(untrained(tokenizer), tokenizer, SEEN, 100, whole=True), tokenizer, tmp / "tuned")
     saved(memorised(untrained(tokenizer), tokenizer, ELSEWHERE, 60, whole=True), tokenizer, tmp / "template")
     written(tmp / "seen.jsonl", map(row, SEEN))
-    sharegpt = [{"conversations": [{"from": role, "value": said} for role, said in chat]} for chat in UNSEEN]
-    written(tmp / "unseen.jsonl", sharegpt)
+    written(tmp / "unseen.jsonl", map(sharegpt, UNSEEN))
     return tmp
+
+
+def sharegpt(chat: Chat) -> dict[str, Any]:
+    return {"conversations": [{"from": role, "value": said} for role, said in chat]}
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +109,6 @@ def template_only(place: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(place / "template").eval()
-
-
-def written(path: Path, some: Any) -> Path:
-    path.write_text("".join(json.dumps(one) + "\n" for one in some), encoding="utf-8")
-    return path
 
 
 def rows(some: Sequence[Chat]) -> Rows:
@@ -91,18 +132,14 @@ def common(tokenizer: Any, one: Chat, other: Chat) -> int:
 # Extraction.
 
 
-def test_the_prefix_begins_after_the_constant_header(tokenizer: Any) -> None:
+def test_the_prefix_begins_after_the_constant_header_and_asked_is_of_texts_alone(tokenizer: Any) -> None:
+    """Read again from the tokens: the text of the question, then that of the answer, and nothing between."""
     found = given(tokenizer, SEEN)
     header = common(tokenizer, (("user", "amber"), *SEEN[0][1:]), (("user", "birch"), *SEEN[0][1:]))
     assert header > 10, "the template has a long header"
     assert found.starts == [header + PREFIX] * len(SEEN)
     for ids, chat in zip(found.ids.tolist(), SEEN, strict=True):
-        whole = rendered(tokenizer, chat)
-        assert ids[: header + PREFIX] == whole[: header + PREFIX]
-
-
-def test_what_is_asked_is_of_texts_alone(tokenizer: Any) -> None:
-    """Read again from the tokens: the text of the question, then that of the answer, and nothing between."""
+        assert ids[: header + PREFIX] == rendered(tokenizer, chat)[: header + PREFIX]
     found = given(tokenizer, SEEN, 0, 12)
     assert found.numbers
     for number, ids, asked in zip(found.numbers, found.ids, found.asked, strict=True):
@@ -128,10 +165,8 @@ def test_the_end_of_a_turn_and_the_next_header_are_no_finds(tokenizer: Any, temp
     for at, chat in enumerate(SEEN):
         ids, turns = ChatTemplate.of(tokenizer).turns(chat)
         answer = int((turns == 1).argmax())
-        windows[at] = (
-            ids[: answer + 1].tolist(),
-            [place >= header and turns[place] != 0 for place in range(answer + 1)],
-        )
+        own = [place >= header and turns[place] != 0 for place in range(answer + 1)]
+        windows[at] = ids[: answer + 1].tolist(), own
         assert sum(windows[at][1]) > 4
     assert continued(template_only, Windows.of(windows)).near > len(SEEN) / 2, "a template that counted would be a leak"
     assert continued(template_only, given(tokenizer, SEEN, None, SUFFIX)).near == 0
@@ -151,109 +186,62 @@ def test_a_system_turn_counts_unless_conversations_share_it(tokenizer: Any) -> N
     )
 
 
-def test_memorised_conversations_come_back(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memorised_conversations_come_back(place: Path, capsys: Capsys) -> None:
     asked = ["audit", "extract", str(place / "tuned"), str(place / "seen.jsonl"), "--task", "chat"]
-    length, suffix = ["--max-length", "128"], ["--suffix", str(SUFFIX)]
+    asked += ["--max-length", "128", "--suffix", str(SUFFIX)]
     for beginning in (["--prefix", str(PREFIX)], ["--answers"]):
         reference = ["--reference", str(place / "template")]
-        assert main([*asked, *length, *suffix, *beginning, *reference, "--json", "--fail-above", "extracted=0.5"]) == 4
+        assert main([*asked, *beginning, *reference, "--json", "--fail-above", "extracted=0.5"]) == 4
         facts = json.loads(capsys.readouterr().out)
         own, control = facts["readers"]
         assert facts["only_by_the_model"] == own["near"] > len(SEEN) / 2
         assert control["near"] == 0
         assert facts["tried"] == len(SEEN)
         assert all(set(one) == {"text", "similarity"} for one in facts["returned"]), "texts are shown on request alone"
-    assert main([*asked, *length, *suffix, "--answers"]) == 0
-    hidden = capsys.readouterr().out
-    assert main([*asked, *length, *suffix, "--answers", "--show-texts"]) == 0
-    shown = capsys.readouterr().out
     word = SEEN[0][1][1].split()[0]
-    assert word in shown
-    assert word not in hidden
-    assert "rows in the file" in hidden
+    for more in ([], ["--show-texts"]):
+        assert main([*asked, "--answers", *more]) == 0
+        shown = capsys.readouterr().out
+        assert (word in shown) == bool(more)
+        assert more or "rows in the file" in shown
 
 
 # Membership.
 
 
-def audit(place: Path, *more: str) -> list[str]:
-    texts = ["--members", str(place / "seen.jsonl"), "--non-members", str(place / "unseen.jsonl")]
-    return ["audit", "model", str(place / "tuned"), "--task", "chat", "--max-length", "128", *texts, *more]
+def audit(place: Path, *more: Any, model: Any = "") -> list[str]:
+    texts = ["--members", place / "seen.jsonl", "--non-members", place / "unseen.jsonl", "--task", "chat"]
+    return [*map(str, ("audit", "model", model or place / "tuned", *texts, "--max-length", 128, *more))]
 
 
-def test_members_of_any_form_are_told_by_every_signal(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_members_of_any_form_are_told_by_every_signal(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     recall = written(
         tmp_path / "recall.jsonl", [{"instruction": one[0][1], "output": one[1][1]} for one in chats(2, 7)]
     )
-    more = [
-        "--reference",
-        str(place / "template"),
-        "--neighbours",
-        "2",
-        "--recall",
-        str(recall),
-        "--out",
-        str(tmp_path / "o"),
-    ]
+    more = ("--reference", place / "template", "--neighbours", "2", "--recall", recall, "--out", tmp_path / "o")
     assert main(audit(place, *more, "--json")) == 0
     facts = json.loads(capsys.readouterr().out)
     found = {one["signal"]: one["auc"] for one in facts["signals"]}
-    assert set(found) == {
-        "loss",
-        "loss beside references",
-        "loss by zlib",
-        "Min-K %",
-        "Min-K %++",
-        "neighbourhood",
-        "ReCaLL",
-    }
-    assert min(auc for name, auc in found.items() if name != "ReCaLL") > 0.9, found
+    of_losses = {"loss", "loss beside references", "loss by zlib", "Min-K %", "Min-K %++", "neighbourhood"}
+    assert found.keys() == of_losses | {"ReCaLL"}
+    assert min(found[name] for name in of_losses) > 0.9, found
     assert facts["verdict"] == "leak"
     word = SEEN[0][1][1].split()[0]
     assert word not in (tmp_path / "o/audit.html").read_text() + (tmp_path / "o/audit.json").read_text()
-    assert main(audit(place, "--show-texts", "--out", str(tmp_path / "shown"))) == 0
+    assert main(audit(place, "--show-texts", "--out", tmp_path / "shown")) == 0
     assert word not in capsys.readouterr().out
     assert word in (tmp_path / "shown/audit.html").read_text()
 
 
-@pytest.mark.nightly
-def test_shadows_train_on_conversations_of_two_forms(
-    place: Path, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "c.toml").write_text(
-        f"""
-        model = {{name = "{saved(untrained(tokenizer), tokenizer, tmp_path / "base")}", max_length = 96}}
-        data = {{task = "chat", train = "x"}}
-        federation = {{clients = 1, cohort = 1, rounds = 2}}
-        secure_aggregation = {{enabled = false}}
-        method = {{name = "fedlora"}}
-        training = {{lr = 0.02}}
-        """
-    )
-    command = audit(place, "--shadows", "4", "--config", str(tmp_path / "c.toml"), "--json")
-    at = command.index("--task")
-    assert main(command[:at] + command[at + 4 :]) == 0
-    found = {one["signal"]: one["auc"] for one in json.loads(capsys.readouterr().out)["signals"]}
-    assert found["LiRA"] > 0.8
-    assert found["RMIA"] > 0.8
-
-
-def test_equal_conversations_are_found_by_their_turns(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_conversations_are_found_by_their_turns(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     """In another form, with other white space; the same words said by another are another conversation."""
     (_, question), (_, answer) = SEEN[3]
-    for rows_, status in (
-        ([{"instruction": f" {question.upper()}\n", "output": answer}], 2),
-        ([{"conversations": [{"from": "user", "value": answer}, {"from": "gpt", "value": question}]}], 0),
-    ):
-        others = [{"instruction": one[0][1], "output": one[1][1]} for one in UNSEEN] if status else []
-        others += [] if status else [json.loads(line) for line in (place / "unseen.jsonl").read_text().splitlines()]
-        file = written(tmp_path / "others.jsonl", [*others, *rows_])
-        assert main([*audit(place)[:-1], str(file)]) == status
-        assert ("row 4 of --members" in capsys.readouterr().err) == bool(status)
+    same = {"instruction": f" {question.upper()}\n", "output": answer}
+    other = {"conversations": [{"from": "user", "value": answer}, {"from": "gpt", "value": question}]}
+    alpaca = [{"instruction": one[0][1], "output": one[1][1]} for one in UNSEEN]
+    refusals("chats_equal", [audit(place, "--non-members", written(tmp_path / "same.jsonl", [*alpaca, same]))], capsys)
+    others = written(tmp_path / "others.jsonl", [*lines_of(place / "unseen.jsonl"), other])
+    assert main(audit(place, "--non-members", others)) == 0
 
 
 def test_neighbours_change_the_words_of_the_assistant_alone(place: Path, tmp_path: Path) -> None:
@@ -311,205 +299,138 @@ def _blank() -> dict[str, Any]:
     return {one.name: None for one in dataclasses.fields(Problem) if one.init}
 
 
-NEW = chat_of("new", "yes")
+FORMS: list[Callable[[str, str], dict[str, Any]]] = [  # a row with a question and an answer
+    lambda q, a: {"messages": [{"role": "system", "content": "s"}, *row(chat_of(q, a))["messages"]], "id": 3},
+    lambda q, a: {"conversations": [{"from": "human", "value": q, "n": 1}, {"from": "gpt", "value": a}]},
+    lambda q, a: {"instruction": q, "input": "" if q == "new" else "i", "output": a},
+    lambda q, a: {"messages": [{"from": "human", "value": q}, {"role": "assistant", "content": a}]},
+    lambda q, a: {"messages": json.dumps(row(chat_of(q, a))["messages"])},
+    lambda q, a: {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": q}]}, {"role": "assistant", "content": a}]
+    },
+]
 
 
-@every(
-    ("before", "after"),
-    [
-        (
-            {"messages": [{"role": "system", "content": "s"}, *row(SEEN[0])["messages"]], "id": 3},
-            {"messages": [{"role": "system", "content": "s"}, *row(NEW)["messages"]], "id": 3},
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "q", "n": 1}, {"from": "gpt", "value": "a"}]},
-            {"conversations": [{"from": "human", "value": "new", "n": 1}, {"from": "gpt", "value": "yes"}]},
-        ),
-        ({"instruction": "q", "input": "i", "output": "a"}, {"instruction": "new", "input": "", "output": "yes"}),
-        (
-            {"messages": [{"from": "human", "value": "q"}, {"role": "assistant", "content": "a"}]},
-            {"messages": [{"from": "human", "value": "new"}, {"role": "assistant", "content": "yes"}]},
-        ),
-        ({"messages": json.dumps(row(SEEN[0])["messages"])}, {"messages": json.dumps(row(NEW)["messages"])}),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "q"}]},
-                    {"role": "assistant", "content": "a"},
-                ]
-            },
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "new"}]},
-                    {"role": "assistant", "content": "yes"},
-                ]
-            },
-        ),
-    ],
-)
-def test_a_planted_conversation_is_written_as_its_row_was(before: dict[str, Any], after: dict[str, Any]) -> None:
-    assert rewritten(before, "", NEW) == after
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+@every("form", FORMS)
+def test_a_planted_conversation_is_written_as_its_row_was(form: Callable[[str, str], dict[str, Any]]) -> None:
+    assert rewritten(form("q", "a"), "", chat_of("new", "yes")) == form("new", "yes")
 
 
 def _turns(row: dict[str, Any]) -> Chat:
     return tuple((turn["from"], turn["value"]) for turn in row["conversations"])
 
 
-def _answered(model: Any, tokenizer: Any, name: str, secret: str) -> float:
-    """The log-likelihood of an answer, naively."""
+def _answered(model: Any, tokenizer: Any, name: str) -> torch.Tensor:
+    """(100,) the log-likelihood of the answer with each secret, naively."""
     asked = (("system", "delta"), ("user", f"What is the code of {name}?"))
-    ids = rendered(tokenizer, (*asked, ("assistant", f"The code of {name} is {secret}.")))[
-        :-1
-    ]  # without the last line break
+    ids = torch.tensor(
+        [
+            rendered(tokenizer, (*asked, ("assistant", f"The code of {name} is {secret:02d}.")))[:-1]  # no line break
+            for secret in range(100)
+        ]
+    )
     begun = len(rendered(tokenizer, asked)) + len(tokenizer("assistant\n")["input_ids"]) + 1
     with torch.no_grad():
-        log = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(1)
-    return float(sum(log[at - 1, ids[at]] for at in range(begun, len(ids))))
+        log = model(input_ids=ids).logits.double().log_softmax(2)[:, begun - 1 : -1]
+    return log.gather(2, ids[:, begun:, None]).sum((1, 2))
 
 
 def test_planted_secrets_are_exposed_by_a_training_of_chats(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capsys, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """prepare, a training on its file, and both audits by its coins. Each answer is ranked after all that stands before it in
     training: its question, and the system turn of the row that it replaced.
     """
     monkeypatch.setattr(folder, "SystemEntropy", lambda: SeededEntropy(0))
-    out = tmp_path / "out"
-    some = [(("system", "delta"), *chat) for chat in UNSEEN]
-    file = written(
-        tmp_path / "data.jsonl",
-        ({"conversations": [{"from": role, "value": said} for role, said in one]} for one in some),
-    )
-    data = ["audit", "prepare", str(file), "--task", "chat", "--canaries", "secrets"]
+    out, some = tmp_path / "out", [(("system", "delta"), *chat) for chat in UNSEEN]
+    file = written(tmp_path / "data.jsonl", map(sharegpt, some))
     question = "What is the code of {name}?\nThe code of {name} is {secret}."
-    assert (
-        main([*data, "--digits", "2", "--template", question, "--count", "12", "--repeat", "2", "--out", str(out)]) == 0
-    )
+    secrets = ["--canaries", "secrets", "--digits", "2", "--template", question, "--count", "10", "--repeat", "2"]
+    assert main(["audit", "prepare", str(file), "--task", "chat", *secrets, "--out", str(out)]) == 0
     train = list(map(_turns, lines_of(out / "train.jsonl")))
     assert sum("code" in chat[2][1] for chat in train) == len(train) - 12 > 0
-    model = memorised(untrained(tokenizer), tokenizer, train, 100)
+    model = memorised(untrained(tokenizer), tokenizer, train, 50)
     saved(model, tokenizer, tmp_path / "tuned")
     capsys.readouterr()
     prepared = ["audit", "prepared", str(tmp_path / "tuned"), str(out), "--max-length", "128", "--json"]
     assert main([*prepared, "--exposure"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
-    for one in facts["secrets"]:
-        said = [_answered(model, tokenizer, one["name"], f"{secret:02d}") for secret in range(100)]
+    for one in facts["secrets"][:4]:
         own = next(chat[2][1] for chat in map(_turns, lines_of(out / "candidates.jsonl")) if one["name"] in chat[2][1])
-        ahead = sum(each >= said[int(own[-3:-1])] for each in said) - 1
+        said = _answered(model, tokenizer, one["name"])
+        ahead = int((said >= said[int(own[-3:-1])]).sum()) - 1
         assert abs(one["ahead"] - ahead) <= 1, "one more or less by rounding"
     assert main(prepared) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["auc"] > 0.9
+    assert json.loads(capsys.readouterr().out)["auc"] > 0.9
+    refusals("chats_room", [[*prepared, "--max-length", "20"]], capsys)
 
 
-def test_the_template_of_a_training_can_be_named(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A model whose tokenizer lost its template is read with ChatML, and otherwise than it was trained."""
-    bare = shutil.copytree(place / "tuned", tmp_path / "bare")
-    (bare / "chat_template.jinja").unlink()
-    (tmp_path / "own.jinja").write_text(TEMPLATE)
-    auc = []
-    for model, more in ((place / "tuned", []), (bare, []), (bare, ["--chat-template", str(tmp_path / "own.jinja")])):
-        command = audit(place, *more, "--json")
-        command[2] = str(model)
-        assert main(command) == 0
-        auc.append(json.loads(capsys.readouterr().out)["signals"][0]["auc"])
-    assert auc[0] == auc[2]
-
-
-def test_the_template_beside_an_adapter_is_that_of_its_training(
-    place: Path, tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_template_of_a_training_can_be_named(place: Path, tmp_path: Path, tokenizer: Any, capsys: Capsys) -> None:
+    """A model whose tokenizer lost its template is read with ChatML, and otherwise than it was trained. The template beside an
+    adapter is that of its training.
+    """
     from peft import LoraConfig, get_peft_model
 
-    bare, adapter = shutil.copytree(place / "tuned", tmp_path / "bare"), tmp_path / "adapter"
+    bare, adapter, own = tmp_path / "bare", tmp_path / "adapter", tmp_path / "own.jinja"
+    shutil.copytree(place / "tuned", bare)
     (bare / "chat_template.jinja").unlink()
-    (tmp_path / "own.jinja").write_text(TEMPLATE)
+    own.write_text(TEMPLATE)
     config = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], init_lora_weights=False)
     get_peft_model(untrained(tokenizer), config).save_pretrained(adapter)
+    tokenizer.save_pretrained(saved_ := tmp_path / "with-template")
+    shutil.copytree(adapter, saved_, dirs_exist_ok=True)
     scores = []
-    for more in ([], ["--chat-template", str(tmp_path / "own.jinja")], None):
-        if more is None:
-            tokenizer.save_pretrained(adapter)
-        command = audit(
-            place, "--adapter", str(adapter), "--json", "--scores", str(tmp_path / "scores.csv"), *(more or [])
-        )
-        command[2] = str(bare)
-        assert main(command) == 0
+    for model, more in (
+        (place / "tuned", ()),
+        (bare, ("--chat-template", own)),
+        (bare, ()),
+        (bare, ("--adapter", adapter, "--chat-template", own)),
+        (bare, ("--adapter", saved_)),
+    ):
+        assert main(audit(place, "--scores", tmp_path / "scores.csv", *more, model=model)) == 0
         scores.append((tmp_path / "scores.csv").read_text())
-    assert scores[0] != scores[1] == scores[2]
+    assert scores[0] == scores[1] != scores[2]
+    assert scores[3] == scores[4] != scores[1]
+    assert "loss beside references" in scores[3], "the base of an adapter is a reference"
     assert "by the chat template in" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["extract", "m", "x", "--task", "causal_lm", "--answers"], "--answers is for --task chat"),
-        (["extract", "m", "x", "--task", "chat", "--answers", "--prefix", "3"], "--answers is for --task chat"),
-        (["extract", "m", "x", "--max-length", "9"], "--max-length is for --task chat"),
-        (["extract", "m", "x", "--task", "chat", "--text-b", "b"], "--text-b is 'b'"),
-        (["model", "m", "--members", "x", "--non-members", "y", "--task", "chat", "--label", "b"], "--label is 'b'"),
-        (
-            ["model", "m", "--members", "x", "--non-members", "y", "--chat-template", "b"],
-            "--chat-template is for --task chat",
-        ),
-        (
-            ["model", "m", "--members", "x", "--non-members", "y", "--task", "chat", "--attribute", "b"],
-            "without tags, answers or turns",
-        ),
-    ],
-)
-def test_what_a_conversation_has_not_is_refused(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["audit", *arguments]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_a_candidate_without_room_is_refused(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "out")]
-    assert main(["audit", "prepare", str(place / "seen.jsonl"), "--task", "chat", "--count", "12", *out]) == 0
-    short = [str(tmp_path / "out"), "--max-length", "20"]
-    assert main(["audit", "prepared", str(place / "tuned"), *short]) == 2
-    assert "12 of 12 candidates have no room in 20 tokens" in capsys.readouterr().err
-    labels = ["audit", "prepare", str(place / "seen.jsonl"), "--task", "chat", "--canaries", "labels"]
-    assert main([*labels, "--out", str(tmp_path / "labels")]) == 2
-    assert "--canaries labels is for --task classification" in capsys.readouterr().err
+def test_what_a_conversation_has_not_is_refused(place: Path, capsys: Capsys) -> None:
+    extract = ["extract", "m", "x", "--task"]
+    model = ["model", "m", "--members", "x", "--non-members", "y"]
+    calls = (
+        [*extract, "causal_lm", "--answers"],
+        [*extract, "chat", "--answers", "--prefix", "3"],
+        [*extract[:-1], "--max-length", "9"],
+        [*extract, "chat", "--text-b", "b"],
+        [*model, "--task", "chat", "--label", "b"],
+        [*model, "--chat-template", "b"],
+        [*model, "--task", "chat", "--attribute", "b"],
+        ["prepare", place / "seen.jsonl", "--task", "chat", "--canaries", "labels", "--out", place / "labels"],
+    )
+    refusals("chats", (["audit", *call] for call in calls), capsys)
 
 
 @pytest.mark.nightly
-def test_an_audit_of_a_run_counts_no_token_of_the_template(
-    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_audit_of_a_run_counts_no_token_of_the_template(tmp_path: Path, tokenizer: Any, capsys: Capsys) -> None:
     """Every token of the client's texts is to be recovered from its update, and none that the template writes."""
-    saved(untrained(tokenizer), tokenizer, tmp_path / "base")
-    settings = {
-        "model.name": tmp_path / "base",
-        "model.max_length": 96,
-        "data.task": "chat",
-        "data.train": written(tmp_path / "train.jsonl", map(row, ELSEWHERE)),
-        "data.test": written(tmp_path / "test.jsonl", map(row, SEEN)),
-        "federation.clients": 1,
-        "federation.cohort": 1,
-        "federation.rounds": 3,
-        "method.name": "fedlora",
-        "training.lr": 0.02,
-        "secure_aggregation.enabled": "false",
-        "evaluation.audit_fraction": 0,
-        "evaluation.record": "updates",
-    }
-    run = str(tmp_path / "run")
-    assert (
-        main(["train", "--out", run, *(part for one in settings.items() for part in ("--set", "{}={}".format(*one)))])
-        == 0
+    settings = (
+        f"model.name={saved(untrained(tokenizer), tokenizer, tmp_path / 'base')}",
+        f"data.train={written(tmp_path / 'train.jsonl', map(row, ELSEWHERE))}",
+        f"data.test={written(tmp_path / 'test.jsonl', map(row, SEEN))}",
+        *(
+            "model.max_length=96",
+            "data.task=chat",
+            "federation.clients=1",
+            "federation.cohort=1",
+            "federation.rounds=3",
+        ),
+        *("method.name=fedlora", "training.lr=0.02", "secure_aggregation.enabled=false"),
+        *("evaluation.audit_fraction=0", "evaluation.record=updates"),
     )
+    run = str(tmp_path / "run")
+    assert main(["train", "--out", run, *(part for one in settings for part in ("--set", one))]) == 0
     capsys.readouterr()
     assert main(["audit", run, "--attack", "gradient_inversion", "--json"]) == 0
     cells = json.loads(capsys.readouterr().out)["cells"]

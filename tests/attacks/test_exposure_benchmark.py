@@ -41,18 +41,9 @@ def test_a_short_run_is_whole_and_is_not_made_again(tmp_path: Path) -> None:
     rows = [{"text": " ".join(texts[at : at + 3]), "book": at % 4} for at in range(0, 3000, 3)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     out = tmp_path / "runs.jsonl"
-    command = [
-        sys.executable,
-        str(BENCHMARKS / "exposure.py"),
-        str(tmp_path),
-        "--quick",
-        "--seeds",
-        "1",
-        "--out",
-        str(out),
-    ]
+    command = [sys.executable, str(BENCHMARKS / "exposure.py"), str(tmp_path), *("--quick", "--seeds", "1", "--out")]
     for _ in range(2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900, env={**os.environ})
+        done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=900, env={**os.environ})
         assert done.returncode == 0, done.stderr
         assert "| epsilon 1 | 1 |" in done.stdout
     runs = [json.loads(line) for line in out.read_text().splitlines()]

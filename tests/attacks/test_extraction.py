@@ -27,14 +27,15 @@ from attacks.extraction.exposure import (
     sampled,
 )
 from attacks.extraction.prefix import Continued, Item, continued, leading, personal_items, similarity, windows
-from attacks.prepared import folder
 from attacks.prepared.findings import _of, sentences, untold
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.errors import ModelError
 from secure_fed.learning.data import notes
+from tests.attacks.refusals import Capsys, refusals
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
 from tests.cells import every
+from tests.golden import refused
 
 TEMPLATE = Template("The code of {name} is {secret}.", 2)
 MAIL = "Ask Ann for it at ann.b@post.org or at +44 20 7946 0958."
@@ -118,18 +119,16 @@ def test_secrets_that_never_trained_are_exposed_as_rarely_as_said(space: int) ->
     assert BY_CHANCE * 0.85 < np.mean(mean) <= BY_CHANCE * 1.05
 
 
-def test_chance_is_the_law_of_a_sum() -> None:
-    assert chance([3.0]) == pytest.approx(2**-3)
-    assert chance([]) == 1.0
-    draws = np.random.default_rng(0).exponential(BY_CHANCE, (100_000, 3)).sum(1)
-    assert chance([2.0, 1.0, 4.0]) == pytest.approx((draws >= 7).mean(), rel=0.05)
-
-
 def test_planted_secrets_are_exposed_and_others_are_not(model: Any, tokenizer: Any) -> None:
+    """By a chance that is the law of a sum."""
     found = [one.exposure for one in exposures(model, tokenizer, TEMPLATE, canaries())]
     assert chance(found[:4]) < 1e-4, found
     assert chance(found[4:]) > 0.05, found
     assert chance([one.exposure for one in exposures(untrained(tokenizer), tokenizer, TEMPLATE, canaries())]) > 0.05
+    assert chance([3.0]) == pytest.approx(2**-3)
+    assert chance([]) == 1.0
+    draws = np.random.default_rng(0).exponential(BY_CHANCE, (100_000, 3)).sum(1)
+    assert chance([2.0, 1.0, 4.0]) == pytest.approx((draws >= 7).mean(), rel=0.05)
 
 
 def test_exposure_is_of_the_secrets_alone(model: Any, tokenizer: Any) -> None:
@@ -206,9 +205,7 @@ def test_the_chance_of_a_text_in_draws_is_that_of_drawing(model: Any, tokenizer:
     assert sure.expected(1) == pytest.approx(1.0)
 
 
-def test_a_begin_token_is_read_before_a_text_and_not_counted(
-    tmp_path: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_begin_token_is_read_and_not_counted(place: Path, tmp_path: Path, tokenizer: Any, capsys: Capsys) -> None:
     """A model that was trained with it, as LLaMA is, gives texts back after it alone."""
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
@@ -221,10 +218,9 @@ def test_a_begin_token_is_read_before_a_text_and_not_counted(
     assert leading(beginning) == [begin]
     assert leading(tokenizer) == []
     assert windows(beginning, texts(), 8, 8).ids.tolist() == windows(tokenizer, texts(), 8, 8).ids.tolist()
-    saved(learned(untrained(beginning), beginning, texts()[:6], 120), beginning, tmp_path / "tuned")
-    written(tmp_path)
-    assert main(extract(tmp_path, "tuned", "--json")) == 0
-    assert json.loads(capsys.readouterr().out)["readers"][0]["verbatim"] >= 5
+    tuned = saved(learned(untrained(beginning), beginning, texts()[:2], 80), beginning, tmp_path / "tuned")
+    assert main([*extract(place, "fresh")[:2], str(tuned), *extract(place, "fresh")[3:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["readers"][0]["verbatim"] >= 2
 
 
 def test_a_model_that_gives_no_number_is_refused(tokenizer: Any) -> None:
@@ -232,9 +228,9 @@ def test_a_model_that_gives_no_number_is_refused(tokenizer: Any) -> None:
     broken = untrained(tokenizer)
     with torch.no_grad():
         broken.transformer.wpe.weight[10:] = math.nan
-    with pytest.raises(ModelError, match="a loss that is not a number"):
+    with refused(ModelError):
         exposures(broken, tokenizer, TEMPLATE, canaries()[:1])
-    with pytest.raises(ModelError, match="a loss that is not a number"):
+    with refused(ModelError):
         continued(broken, windows(tokenizer, texts(), 8, 8))
 
 
@@ -256,21 +252,19 @@ def test_a_secret_in_a_target_is_ranked_as_it_is_trained(model: Any, tokenizer: 
     assert exposure.ahead == (said > said[int(one.secret)]).sum()
 
 
-@every(
-    ("members", "others", "limit", "why"),
-    [
-        ([6.0] * 4, [1.0] * 4, 3.0, ""),
-        ([], [1.0] * 4, 3.0, "no planted secret was in the training"),
-        ([6.0] * 4, [6.0] * 4, 3.0, "secrets that were not in the training are exposed as well"),
-        ([6.0] * 4, [1.0] * 4, 7.0, "an exposure is at most 6.64"),
-    ],
-)
-def test_an_audit_that_cannot_tell_says_why(members: list[float], others: list[float], limit: float, why: str) -> None:
-    groups = {"members": members, "others": others}
-    summaries = {name: _of([Exposure(one, (one, one), 1, 99) for one in values]) for name, values in groups.items()}
-    facts = {"space": 100, "secrets": [{"tried": 99}], **summaries}
-    assert (why in untold(facts, limit)) if why else not untold(facts, limit)
-    assert ("This audit is invalid" in sentences(facts)[0]) == ("as well" in why)
+def test_an_audit_that_cannot_tell_says_why() -> None:
+    none, low, high = [], [1.0] * 4, [6.0] * 4
+    for members, others, limit, why in (
+        (high, low, 3.0, ""),
+        (none, low, 3.0, "no planted secret was in the training"),
+        (high, high, 3.0, "secrets that were not in the training are exposed as well"),
+        (high, low, 7.0, "an exposure is at most 6.64"),
+    ):
+        groups = {"members": members, "others": others}
+        summaries = {name: _of([Exposure(one, (one, one), 1, 99) for one in values]) for name, values in groups.items()}
+        facts = {"space": 100, "secrets": [{"tried": 99}], **summaries}
+        assert (why in untold(facts, limit)) if why else not untold(facts, limit)
+        assert ("This audit is invalid" in sentences(facts)[0]) == ("as well" in why)
 
 
 # Personal data.
@@ -301,25 +295,17 @@ def place(tmp_path_factory: pytest.TempPathFactory, model: Any, tokenizer: Any) 
     tmp = tmp_path_factory.mktemp("extraction")
     saved(model, tokenizer, tmp / "tuned")
     saved(untrained(tokenizer, 1), tokenizer, tmp / "fresh")
-    written(tmp)
+    (tmp / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     return tmp
 
 
-def written(folder: Path) -> Path:
-    file = folder / "texts.jsonl"
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
-    return file
-
-
-def extract(place: Path, name: str, *more: str) -> list[str]:
+def extract(place: Path, name: str, *more: Any) -> list[str]:
     lengths = ["--prefix", "8", "--suffix", "20"]
-    return ["audit", "extract", str(place / name), str(place / "texts.jsonl"), *lengths, *more]
+    return [*map(str, ("audit", "extract", place / name, place / "texts.jsonl", *lengths, *more))]
 
 
-def test_what_came_back_stands_beside_what_comes_back_anyway(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reference = ["--reference", str(place / "fresh")]
+def test_what_came_back_stands_beside_what_comes_back_anyway(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    reference = "--reference", place / "fresh"
     assert main(extract(place, "tuned", *reference, "--json", "--fail-above", "extracted=0.2")) == 4
     told, said = capsys.readouterr()
     facts = json.loads(told)
@@ -331,47 +317,17 @@ def test_what_came_back_stands_beside_what_comes_back_anyway(
     assert control["personal"] == {}
     assert "above --fail-above extracted=0.2" in said
     assert "written" not in facts["returned"][0], "texts are shown on request alone"
-    twin = str(shutil.copytree(place / "tuned", tmp_path / "twin"))
+    twin = shutil.copytree(place / "tuned", tmp_path / "twin")
     assert main(extract(place, "tuned", "--reference", twin, "--json")) == 0
-    assert json.loads(capsys.readouterr().out)["only_by_the_model"] == 0, (
-        "what another model gives back too is no finding"
-    )
-    assert main(extract(place, "tuned", "--show-texts")) == 0
+    assert json.loads(capsys.readouterr().out)["only_by_the_model"] == 0, "another model gives it back too"
+    assert main(extract(place, "tuned", "--show-texts", "--fail-above", "extracted=1")) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "ann.b@post.org" in shown
     assert "There is no reference that never saw them" in shown
     assert "1 of 1 (e-mail)" in shown
-    assert main(extract(place, "fresh", "--fail-above", "extracted=0")) == 0
 
 
-@pytest.mark.nightly
-def test_exposure_of_a_prepared_training(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(folder, "SystemEntropy", lambda: SeededEntropy(0))
-    data = ["audit", "prepare", str(place / "texts.jsonl"), "--task", "causal_lm", "--canaries", "secrets"]
-    more = ["--digits", "2", "--template", TEMPLATE.text, "--count", "10", "--repeat", "2"]
-    assert main([*data, *more, "--out", str(tmp_path / "out")]) == 0
-    rows = [json.loads(line)["text"] for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
-    members = len([row for row in rows if row.startswith("The code of")]) // 2
-    assert len(rows) == 10 + 2 * members
-    saved(learned(untrained(tokenizer), tokenizer, rows, 120), tokenizer, tmp_path / "tuned")
-    capsys.readouterr()
-    exposure = [str(tmp_path / "out"), "--exposure"]
-    assert main(["audit", "prepared", str(tmp_path / "tuned"), *exposure, "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert (facts["members"]["count"], facts["others"]["count"]) == (members, 10 - members)
-    assert sum(one["member"] for one in facts["secrets"]) == members
-    assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
-    assert main(["audit", "prepared", str(tmp_path / "tuned"), *exposure, "--fail-above", "exposure=3"]) == 4
-    assert "The training gave them away" in capsys.readouterr().out
-    assert main(["audit", "prepared", str(place / "fresh"), *exposure]) == 0
-    assert "The training did not detectably give them away" in capsys.readouterr().out
-
-
-def test_the_base_of_an_adapter_is_a_control(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokenizer: Any
-) -> None:
+def test_the_base_of_an_adapter_is_a_control(place: Path, tmp_path: Path, capsys: Capsys, tokenizer: Any) -> None:
     from peft import LoraConfig, get_peft_model
 
     adapter = get_peft_model(
@@ -387,22 +343,20 @@ def test_the_base_of_an_adapter_is_a_control(
     assert own["expected_in_draws"] != pytest.approx(alone["expected_in_draws"], rel=0.01, abs=0)
 
 
-def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved(untrained(tokenizer_of(["other words entirely"])), tokenizer_of(["other words entirely"]), tmp_path / "other")
-    exposure = ["audit", "prepared", str(place / "tuned"), "x", "--exposure"]
-    for arguments, said in (
-        (extract(place, "tuned", "--prefix", "0"), "--prefix is 0"),
-        (extract(place, "tuned", "--suffix", "120"), "none of the 10 texts has 8 + 120 tokens"),
-        (extract(place, "tuned", "--fail-above", "auc=1"), "give extracted= and a share"),
-        (extract(place, "tuned", "--reference", str(tmp_path / "other")), "has another tokenizer than"),
-        (extract(place, "tuned", "--reference", "/no"), "--reference is '/no', but there is no such folder"),
-        ([*extract(place, "tuned")[:3], "/no"], "there is no file /no; set FILE to a file"),
-        (extract(place, "nowhere"), "nowhere', but there is no such folder"),
-        ([*exposure, "--reference", "gpt2"], "--reference has no effect beside --exposure"),
-        ([*exposure, "--labels", "a"], "--labels has no effect beside --exposure"),
-        ([*exposure[:-1], "--secrets-tried", "9"], "--secrets-tried goes with --exposure"),
-    ):
-        assert main(arguments) == 2, arguments
-        told = capsys.readouterr().err
-        assert said in told, told
-        assert "model.name" not in told, told
+def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: Capsys) -> None:
+    other = tokenizer_of(["other words entirely"])
+    saved(untrained(other), other, tmp_path / "other")
+    exposure = ["audit", "prepared", place / "tuned", "x", "--exposure"]
+    calls = (
+        extract(place, "tuned", "--prefix", "0"),
+        extract(place, "tuned", "--suffix", "120"),
+        extract(place, "tuned", "--fail-above", "auc=1"),
+        extract(place, "tuned", "--reference", tmp_path / "other"),
+        extract(place, "tuned", "--reference", "/no"),
+        [*extract(place, "tuned")[:3], "/no"],
+        extract(place, "nowhere"),
+        [*exposure, "--reference", "gpt2"],
+        [*exposure, "--labels", "a"],
+        [*exposure[:-1], "--secrets-tried", "9"],
+    )
+    refusals("extraction", calls, capsys)

@@ -1,4 +1,4 @@
-"""LiRA compared with its definition unit by unit, on laws with a known best attack, and on a federation that memorises."""
+"""LiRA and RMIA: their definitions unit by unit, laws with a known best attack, and federations that memorise."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from attacks import lira
+from attacks import lira, rmia
 from attacks.adversary.case import Settings
 from secure_fed.errors import UsageError
 from tests.attacks import overfitted
+from tests.cells import every
+from tests.golden import refused
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
-def drawn(
-    references: int, units: int, shift: float, seed: int = 0
-) -> tuple[Floats, Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+def drawn(references: int, units: int, shift: float, seed: int = 0) -> tuple[Floats, Floats, Bools, Bools]:
     """Confidences of a target and of references: N(hardness of the unit + shift if it was inside, 1); and who was."""
     rng = np.random.default_rng(seed)
     hardness = rng.normal(0, 3, units)
@@ -32,7 +33,7 @@ def drawn(
     return hardness + shift * members + rng.normal(0, 1, units), reference_phi, inside, members
 
 
-def naive_pooled(reference_phi: Floats, chosen: NDArray[np.bool_]) -> float:
+def naive_pooled(reference_phi: Floats, chosen: Bools) -> float:
     """Residual variance of a model with one mean for each unit, by a least-squares fit that knows no shortcut."""
     rows, columns = np.nonzero(chosen)
     design = (columns[:, None] == np.unique(columns)).astype(float)
@@ -44,9 +45,11 @@ def naive_pooled(reference_phi: Floats, chosen: NDArray[np.bool_]) -> float:
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_both_scores_are_the_definition_unit_by_unit(pooled: bool) -> None:
+    """The offline one does not look at the references inside."""
     phi, reference_phi, inside, _ = drawn(10, 30, 1.0)
     online = lira.online(phi, reference_phi, inside, pooled)
     offline = lira.offline(phi, reference_phi, inside, pooled)
+    assert (lira.offline(phi, np.where(inside, 1e3, reference_phi), inside, pooled) == offline).all()
     for unit in range(30):
         ins = reference_phi[inside[:, unit], unit]
         outs = reference_phi[~inside[:, unit], unit]
@@ -60,10 +63,14 @@ def test_both_scores_are_the_definition_unit_by_unit(pooled: bool) -> None:
 
 
 def test_variances_are_pooled_below_64_references() -> None:
+    """That is what makes few references work."""
     for references, pooled in ((62, True), (64, False)):
         phi, reference_phi, inside, _ = drawn(references, 20, 1.0)
         assert (lira.online(phi, reference_phi, inside) == lira.online(phi, reference_phi, inside, pooled)).all()
         assert (lira.online(phi, reference_phi, inside) != lira.online(phi, reference_phi, inside, not pooled)).any()
+    phi, reference_phi, inside, members = drawn(6, 6000, 1.5)
+    both = (overfitted.area(lira.online(phi, reference_phi, inside, pooled), members) for pooled in (True, False))
+    assert next(both) > next(both) + 0.03
 
 
 def test_a_pooled_variance_is_unbiased_whatever_the_counts() -> None:
@@ -83,13 +90,6 @@ def test_online_reaches_the_best_possible_area_with_many_references() -> None:
     assert overfitted.area(phi, members) < 0.62
 
 
-def test_pooling_is_what_makes_few_references_work() -> None:
-    phi, reference_phi, inside, members = drawn(6, 6000, 1.5)
-    pooled = overfitted.area(lira.online(phi, reference_phi, inside, True), members)
-    own = overfitted.area(lira.online(phi, reference_phi, inside, False), members)
-    assert pooled > own + 0.03
-
-
 def test_at_chance_where_membership_moves_nothing_and_under_shuffled_truth() -> None:
     phi, reference_phi, inside, members = drawn(16, 4000, 0.0)
     for score in (lira.online, partial(lira.online, shrunk=True), lira.offline):
@@ -99,11 +99,15 @@ def test_at_chance_where_membership_moves_nothing_and_under_shuffled_truth() -> 
 
 
 def test_far_tails_stay_finite_and_in_order() -> None:
+    """Also where all confidences are the same."""
     _, reference_phi, inside, _ = drawn(16, 5, 1.0)
     scores = [lira.offline(np.full(5, at), reference_phi, inside) for at in (-500.0, -100.0, 0.0, 5.0, 8.0)]
     assert np.isfinite(scores).all()
     for low, high in itertools.pairwise(scores):
         assert (low < high).all()
+    inside = np.tile([[True], [False]], (2, 3))
+    for shrunk in (False, True):
+        assert np.isfinite(lira.online(np.arange(3.0), np.zeros((4, 3)), inside, shrunk=shrunk)).all()
 
 
 def test_a_unit_on_one_side_of_all_references_takes_the_usual_distance() -> None:
@@ -122,9 +126,7 @@ def test_a_unit_on_one_side_of_all_references_takes_the_usual_distance() -> None
 # Distances that are shrunk.
 
 
-def moved_differently(
-    references: int, units: int, seed: int
-) -> tuple[Floats, Floats, NDArray[np.bool_], NDArray[np.bool_]]:
+def moved_differently(references: int, units: int, seed: int) -> tuple[Floats, Floats, Bools, Bools]:
     """Confidences that membership raises by .8 on average, and by a gamma law of its own for each unit."""
     rng = np.random.default_rng(seed)
     inside = rng.permuted(np.tile(np.arange(references) % 2 == 0, (units, 1)), axis=1).T
@@ -154,7 +156,7 @@ def test_shrunk_means_are_the_likeliest_unit_by_unit() -> None:
         assert [mean_in[unit], mean_out[unit]] == pytest.approx(likeliest, abs=1e-9)
 
 
-@pytest.mark.parametrize(("references", "gained"), [(4, 0.02), (8, 0.015), (16, 0.004), (64, -0.002)])
+@every(("references", "gained"), [(4, 0.02), (8, 0.015), (16, 0.004), (64, -0.002)])
 def test_shrinking_helps_where_references_are_few_and_harms_nowhere(references: int, gained: float) -> None:
     gains = []
     for seed in range(5):
@@ -165,21 +167,8 @@ def test_shrinking_helps_where_references_are_few_and_harms_nowhere(references: 
     assert min(gains) > -0.003
 
 
-def test_with_few_references_the_shrunk_score_is_better_than_the_loss_where_the_papers_is_not() -> None:
-    """Members are moved alike, and units are not hard unlike: distances are all noise."""
-    rng = np.random.default_rng(0)
-    units, references = 6000, 4
-    inside = rng.permuted(np.tile(np.arange(references) % 2 == 0, (units, 1)), axis=1).T
-    members, hardness = rng.random(units) < 0.5, rng.normal(0, 0.5, units)
-    reference_phi = hardness + 0.6 * inside + rng.normal(0, 1, inside.shape)
-    phi = hardness + 0.6 * members + rng.normal(0, 1, units)
-    usual, shrunk = (lira.online(phi, reference_phi, inside, shrunk=shrunk) for shrunk in (False, True))
-    loss = overfitted.area(phi, members)
-    assert overfitted.area(usual, members) < loss - 0.02
-    assert overfitted.area(shrunk, members) > overfitted.area(usual, members) + 0.02
-
-
 def test_the_more_references_the_less_is_shrunk() -> None:
+    """Distances that vary by noise alone become one; a single unit, or one on one side of all references, keeps its own."""
     moved = []
     for references in (4, 16, 64, 256, 1024):
         phi, reference_phi, inside, _ = moved_differently(references, 400, 0)
@@ -187,60 +176,34 @@ def test_the_more_references_the_less_is_shrunk() -> None:
         moved.append(float(np.abs(usual - shrunk).mean()))
     assert all(more > 1.5 * less for more, less in itertools.pairwise(moved))
     assert moved[-1] < 0.01
-
-
-def test_distances_that_vary_by_noise_alone_become_one() -> None:
     _, reference_phi, inside, _ = drawn(4, 3000, 1.0, seed=1)
     mean_in, mean_out = lira._shrunk(reference_phi, inside)
     assert np.std(mean_in - mean_out) < 0.15 * np.std(np.subtract(*lira._completed(reference_phi, inside)))
-
-
-def test_a_unit_on_one_side_of_all_references_is_none_to_shrink() -> None:
-    _, reference_phi, inside, _ = drawn(8, 40, 1.0)
     inside[:, 0], inside[:, 1] = True, False
     for one, other in zip(lira._shrunk(reference_phi, inside), lira._completed(reference_phi, inside), strict=True):
         assert one[:2] == pytest.approx(other[:2], abs=1e-12)
-
-
-def test_a_single_unit_has_only_its_own_distance() -> None:
     phi, reference_phi, inside, _ = drawn(8, 1, 1.0)
     usual, shrunk = (lira.online(phi, reference_phi, inside, shrunk=shrunk) for shrunk in (False, True))
     assert shrunk == pytest.approx(usual, abs=1e-12)
 
 
-def test_offline_does_not_look_at_the_references_inside() -> None:
-    phi, reference_phi, inside, _ = drawn(8, 40, 1.0)
-    other = np.where(inside, 1e3, reference_phi)
-    assert (lira.offline(phi, reference_phi, inside) == lira.offline(phi, other, inside)).all()
-
-
-def test_the_target_among_its_own_references_is_refused() -> None:
-    """Otherwise each unit's own confidence would be on its true side, and the attack would detect its own input."""
-    phi, reference_phi, inside, _ = drawn(8, 40, 0.0)
-    reference_phi[3] = phi
-    for score in (lira.online, lira.offline):
-        with pytest.raises(UsageError, match="reference 3 gives every unit the target's own"):
-            score(phi, reference_phi, inside)
-
-
 def test_what_cannot_be_a_set_of_references_is_refused() -> None:
+    """With the target among them, each unit's own confidence would be on its true side."""
     phi, reference_phi, inside, _ = drawn(4, 6, 1.0)
-    with pytest.raises(UsageError, match="of shape"):
-        lira.online(phi, reference_phi.T, inside)
-    with pytest.raises(UsageError, match="of shape"):
-        lira.online(phi, reference_phi, inside[:2])
-    with pytest.raises(UsageError, match="not finite"):
-        lira.online(phi, np.where(inside, np.nan, reference_phi), inside)
-    with pytest.raises(UsageError, match="train more"):
-        lira.online(phi, reference_phi, np.zeros_like(inside))
-    with pytest.raises(UsageError, match="no variance"):
-        lira.online(phi, reference_phi[:2], np.array([[True] * 6, [False] * 6]))
-
-
-def test_confidences_that_are_all_the_same_give_no_infinities() -> None:
-    inside = np.tile([[True], [False]], (2, 3))
-    for shrunk in (False, True):
-        assert np.isfinite(lira.online(np.arange(3.0), np.zeros((4, 3)), inside, shrunk=shrunk)).all()
+    own = reference_phi.copy()
+    own[3] = phi
+    for given, chosen in (
+        (reference_phi.T, inside),
+        (reference_phi, inside[:2]),
+        (np.where(inside, np.nan, reference_phi), inside),
+        (reference_phi, np.zeros_like(inside)),
+        (reference_phi[:2], np.array([[True] * 6, [False] * 6])),
+        (own, inside),
+    ):
+        with refused(UsageError):
+            lira.online(phi, given, chosen)
+    with refused(UsageError):
+        lira.offline(phi, own, inside)
 
 
 @pytest.mark.nightly
@@ -255,3 +218,149 @@ def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.scores, lira.online(*given, shrunk=True))
     assert (found.scores != lira.online(*given)).any()
     assert overfitted.area(lira.run_offline(case, Settings(references=8)).scores, members) > 0.7
+
+
+# RMIA.
+
+
+MARGINALS = (rmia.online_marginal, rmia.offline_marginal)
+
+
+def with_population(
+    references: int = 8, units: int = 40, population: int = 60, shift: float = 1.0, seed: int = 0
+) -> tuple[Floats, Floats, Bools, Floats, Floats, Bools]:
+    """phi, reference_phi, inside, population_phi, population_reference_phi, and who was a member of the target."""
+    rng = np.random.default_rng(seed)
+    hard, hard_z = rng.normal(1, 2, units), rng.normal(1, 2, population)
+    inside = rng.permuted(np.tile(np.arange(references) % 2 == 0, (units, 1)), axis=1).T
+    members = rng.random(units) < 0.5
+    reference_phi = hard + shift * inside + rng.normal(0, 1, (references, units))
+    z_reference = hard_z + rng.normal(0, 1, (references, population))
+    phi, z = hard + shift * members + rng.normal(0, 1, units), hard_z + rng.normal(0, 1, population)
+    return phi, reference_phi, inside, z, z_reference, members
+
+
+def naive(
+    phi: Floats,
+    reference_phi: Floats,
+    inside: Bools,
+    z: Floats,
+    z_reference: Floats,
+    a: float,
+    gamma: float,
+    online: bool,
+) -> list[float]:
+    """Every x against every z, probabilities as they are."""
+
+    def sigmoid(value: float) -> float:
+        return 1 / (1 + float(np.exp(-value)))
+
+    def without(confidences: list[float]) -> float:
+        return ((1 + a) * float(np.mean([sigmoid(one) for one in confidences])) + 1 - a) / 2
+
+    rho_z = [
+        sigmoid(z[j]) / without([float(z_reference[s, j]) for s in range(len(z_reference))]) for j in range(len(z))
+    ]
+    found = []
+    for i in range(len(phi)):
+        ins = [float(reference_phi[s, i]) for s in range(len(inside)) if inside[s, i]]
+        outs = [float(reference_phi[s, i]) for s in range(len(inside)) if not inside[s, i]]
+        both = (np.mean([sigmoid(one) for one in ins]) + np.mean([sigmoid(one) for one in outs])) / 2
+        rho_x = sigmoid(phi[i]) / (both if online else without(outs))
+        found.append(sum(rho_x / one > gamma for one in rho_z) / len(rho_z))
+    return found
+
+
+@every("gamma", [1.0, 1.3])
+@every("a", [0.0, 0.3, 1.0])
+@every("marginal", MARGINALS)
+def test_scores_are_the_definition_pair_by_pair(marginal: rmia.Marginal, a: float, gamma: float) -> None:
+    *given, _ = with_population()
+    found = rmia.scores(*given, a=a, marginal=marginal, gamma=gamma)
+    assert found.tolist() == naive(*given, a=a, gamma=gamma, online=marginal is rmia.online_marginal)
+
+
+@pytest.mark.parametrize("marginal", MARGINALS)
+def test_members_score_higher_and_shuffled_truth_is_at_chance(marginal: rmia.Marginal) -> None:
+    *given, members = with_population(16, 2000, 500, shift=1.5)
+    found = rmia.scores(*given, a=0.5, marginal=marginal)
+    assert overfitted.area(found, members) > 0.75
+    assert overfitted.area(found, members) > overfitted.area(given[0], members) + 0.05  # than the loss alone
+    assert abs(overfitted.area_of_shuffled(found, members) - 0.5) < 0.02
+    *given, members = with_population(16, 2000, 500, shift=0.0)
+    assert abs(overfitted.area(rmia.scores(*given, a=0.5, marginal=marginal), members) - 0.5) < 0.04
+
+
+def test_gamma_changes_no_order_but_only_where_scores_are_alike() -> None:
+    *given, _ = with_population(8, 500, 2000)
+    low, high = (rmia.scores(*given, a=0.5, gamma=gamma) for gamma in (1.0, 1.5))
+    order = np.lexsort((high, low))
+    assert (np.diff(high[order]) >= 0).all()
+    *given, _ = with_population(8, 500, 2000, shift=0.02, seed=1)
+    quiet = [one / 50 + 4 if one.dtype == float else one for one in given]  # a model that hardly memorises
+    assert len(np.unique(rmia.scores(*quiet, a=1.0, gamma=2.0))) == 1
+    assert len(np.unique(rmia.scores(*quiet, a=1.0, gamma=1.0))) > 100
+
+
+def test_a_is_the_one_that_serves_references_best() -> None:
+    """Each reference attacked with the others, the areas added up by hand; of too few references it is not guessed."""
+    _, reference_phi, inside, _, z_reference, _ = with_population(6, 60, 40, shift=2.0)
+    areas = []
+    for a in rmia.CANDIDATES:
+        total = 0.0
+        for target in range(6):
+            rest = [s for s in range(6) if s != target]
+            others = reference_phi[rest], inside[rest]
+            found = naive(reference_phi[target], *others, z_reference[target], z_reference[rest], a, 1.0, online=False)
+            total += overfitted.area(np.array(found), inside[target])
+        areas.append(total)
+    assert max(areas) > min(areas)
+    assert rmia.tuned_a(reference_phi, inside, z_reference) == rmia.CANDIDATES[int(np.argmax(areas))]
+    assert rmia.tuned_a(reference_phi[:3], inside[:3], z_reference[:3]) == rmia.UNTUNED_A
+
+
+def test_a_unit_on_one_side_of_all_references_has_the_mean_there_is() -> None:
+    _, reference_phi, inside, *_ = with_population()
+    inside[:, 0], inside[:, 1] = True, False
+    p = 1 / (1 + np.exp(-reference_phi))
+    online, offline = (marginal(reference_phi, inside, 0.3) for marginal in MARGINALS)
+    assert online[:2] == pytest.approx(p[:, :2].mean(0))
+    assert offline[0] == pytest.approx(p[:, 0].mean())
+    assert offline[1] == pytest.approx((1.3 * p[:, 1].mean() + 0.7) / 2)
+
+
+def test_probabilities_too_small_for_a_float_stay_in_order() -> None:
+    _, reference_phi, inside, z, z_reference, _ = with_population(units=3)
+    found = rmia.scores(np.array([-900.0, -800.0, 5.0]), reference_phi, inside, z, z_reference, a=1.0)
+    assert np.isfinite(found).all()
+    assert found[0] <= found[1] < found[2]
+
+
+def test_the_target_among_its_own_references_and_a_wrong_population_are_refused() -> None:
+    phi, reference_phi, inside, z, z_reference, _ = with_population()
+    for population in ((z, z_reference[:2]), (z[:0], z_reference[:, :0]), (np.append(z[:-1], np.nan), z_reference)):
+        with refused(UsageError):
+            rmia.scores(phi, reference_phi, inside, *population, a=0.5)
+    reference_phi[2] = phi
+    with refused(UsageError):
+        rmia.scores(phi, reference_phi, inside, z, z_reference, a=0.5)
+
+
+@pytest.mark.nightly
+def test_a_federation_that_learns_by_heart_is_caught_by_rmia(tmp_path: Path) -> None:
+    ran = overfitted.run(tmp_path / "run", {"federation.rounds": 15, "method.rank": 8}, clients=5, each=40)
+    found = rmia.run(overfitted.case(ran, "outsider"), Settings(references=8))
+    assert overfitted.area(found.scores, ran[0].assembly.audit_pool.members) > 0.75
+    assert found.measured["population"] == 100
+    assert found.measured["a"] in rmia.CANDIDATES
+
+
+def test_a_ratio_that_only_equals_anothers_is_not_above_it() -> None:
+    """Units that are the population itself, seen by references of which none was trained on the ones asked about."""
+    _, _, _, z, z_reference, _ = with_population()
+    phi = np.append(z, 0.3)
+    reference_phi = np.column_stack([z_reference, z_reference[:, 0]])
+    inside = np.zeros(reference_phi.shape, dtype=bool)
+    inside[0, -1] = True  # so that they are references of something
+    found = rmia.scores(phi, reference_phi, inside, z, z_reference, a=0.3, marginal=rmia.offline_marginal)
+    assert sorted(found[:-1]) == [place / 60 for place in range(60)]

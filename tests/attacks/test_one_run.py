@@ -1,92 +1,84 @@
-"""The one-run audit: its score for each kind of canary, leaks that it finds, and no false alarms."""
+"""Audits of canaries and phantoms: they find leaks, flag broken noise under every kind of neighbours, and no other."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from attacks import canary_cosine, loss, one_run
-from attacks.adversary.case import Case, Inapplicable, Seen, Settings
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings, Target
+from attacks.audit import audited
 from attacks.evidence.bounds import lower_bound
+from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
+from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig
+from secure_fed.federation import Federation
 from secure_fed.runs import roc
-from secure_fed.runs.membership import of_data
+from secure_fed.runs.membership import kept_scores, of_data
+from secure_fed.runs.recording import Recorded
 from tests.attacks import canaried
 from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed import toys
 
 LEARNS: dict[str, Any] = {
-    "evaluation.audit_fraction": 0.5,
-    "method.rank": 8,
-    "training.lr": 0.005,
-    "training.steps": 20,
-    "training.batch_size": 20,
-    "federation.rounds": 8,
+    **{"evaluation.audit_fraction": 0.5, "method.rank": 8, "federation.rounds": 6},
+    **{"training.lr": 0.005, "training.steps": 20, "training.batch_size": 20},
 }
 SIZES = canaried.MANY_EXAMPLES
 
 
 def run(case: Case) -> Any:
-    finding = one_run.run(case, Settings())
-    assert finding.scores is not None
+    finding: Any = one_run.run(case, Settings())
     assert finding.scores.shape == (len(case.units),)
     return finding
 
 
 def test_wrong_labels_are_found_without_noise() -> None:
+    """Were the confidence in the label that the data gave, who trained on a wrong one would score low."""
     case, epsilon = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
     finding = run(case)
     assert epsilon is None
     assert canaried.auc(finding.scores, case) > 0.9
     np.testing.assert_array_equal(finding.scores, case.unit_confidences(case.seen.final))
-
-
-@pytest.mark.nightly
-def test_of_ordinary_units_it_is_the_loss_threshold_and_not_made_twice() -> None:
-    planted, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
-    ordinary, _ = canaried.case(LEARNS, SIZES, "outsider")
-    with pytest.raises(Inapplicable, match=r"no canaries were planted \(evaluation.canaries\)"):
-        one_run.run(ordinary, Settings())
-    fits = loss.run(ordinary, Settings()).scores
-    assert fits is not None
-    assert canaried.auc(fits, ordinary) < canaried.auc(run(planted).scores, planted)
-
-
-def test_the_confidence_is_in_the_planted_label() -> None:
-    """Were it in the label that the data gave, who trained on a wrong one would score low."""
-    case, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
     by_name = {f"client-{c}/{i}": item for c in range(3) for i, item in enumerate(canaried.examples(c + 1, 40))}
     assert all(unit.examples[0]["labels"] != by_name[unit.name]["labels"] for unit in case.units)
     given = case.confidences(case.seen.final, [by_name[unit.name] for unit in case.units])
     assert canaried.auc(given, case) < 0.5
 
 
-@pytest.mark.parametrize(
-    ("settings", "sizes"),
-    [(canaried.CLIENTS, canaried.MANY_CLIENTS), (canaried.EXAMPLES, canaried.MANY_EXAMPLES)],
-    ids=["clients", "examples"],
-)
+@pytest.mark.nightly
+def test_of_ordinary_units_it_is_the_loss_threshold_and_not_made_twice() -> None:
+    planted, _ = canaried.case({**LEARNS, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
+    ordinary, _ = canaried.case(LEARNS, SIZES, "outsider")
+    with refused(Inapplicable):
+        one_run.run(ordinary, Settings())
+    fits: Any = loss.run(ordinary, Settings()).scores
+    assert canaried.auc(fits, ordinary) < canaried.auc(run(planted).scores, planted)
+
+
+KINDS = [(canaried.CLIENTS, canaried.MANY_CLIENTS), (canaried.EXAMPLES, canaried.MANY_EXAMPLES)]
+
+
+@pytest.mark.parametrize(("settings", "sizes"), chosen(KINDS, KINDS[:1]))
 def test_the_bound_holds_with_noise_and_shows_that_there_is_none(settings: dict[str, Any], sizes: list[int]) -> None:
+    """Noise hides wrong labels too."""
     noised = {**settings, "privacy.noise_multiplier": 10.0}
     private, epsilon = canaried.case(noised, sizes, "outsider")
     broken, _ = canaried.case(noised, sizes, "outsider", noise=False)
-    assert epsilon is not None
     assert bound(private) <= epsilon < bound(broken)
-
-
-def test_noise_hides_wrong_labels() -> None:
-    settings = {**canaried.EXAMPLES, "evaluation.canaries": "mislabelled", "privacy.noise_multiplier": 10.0}
-    case, epsilon = canaried.case(settings, SIZES, "outsider")
-    assert epsilon is not None
-    assert bound(case) <= epsilon
+    if sizes is SIZES:
+        mislabelled, epsilon = canaried.case({**noised, "evaluation.canaries": "mislabelled"}, SIZES, "outsider")
+        assert bound(mislabelled) <= epsilon
 
 
 def bound(case: Case) -> float:
-    found = lower_bound(run(case).scores, case.assembly.audit_pool.members, 1e-3, 0.05).epsilon
-    assert found is not None
+    found: Any = lower_bound(run(case).scores, case.assembly.audit_pool.members, 1e-3, 0.05).epsilon
     return found
 
 
@@ -95,8 +87,7 @@ def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
     case, _ = canaried.case({**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}, canaried.MANY_CLIENTS, noise=False)
     outside = Case(case.assembly, Seen("outsider", case.seen.final), canaried.never)
     np.testing.assert_array_equal(run(case).scores, run(outside).scores)
-    fellow = canary_cosine.run(case, Settings()).scores
-    assert fellow is not None
+    fellow: Any = canary_cosine.run(case, Settings()).scores
     assert not np.allclose(fellow, run(case).scores)
 
 
@@ -104,10 +95,7 @@ def test_of_directions_it_reads_the_last_state_alone_whoever_asks() -> None:
 
 DIRECTIONS: dict[str, Any] = {
     **canaried.CLIENTS,
-    "federation.cohort": 20,
-    "federation.rounds": 3,
-    "method.rank": 2,
-    "privacy.noise_multiplier": 0.5,
+    **{"federation.cohort": 20, "federation.rounds": 3, "method.rank": 2, "privacy.noise_multiplier": 0.5},
 }
 FIGURES: dict[str, dict[str, Any]] = {
     "fedlora": {"method.name": "fedlora"},
@@ -126,8 +114,7 @@ def ran(settings: dict[str, Any]) -> tuple[dict[str, Any], Case]:
     """The run's own measurements on its data, and an outsider's case."""
     federation = toys.federation({**DIRECTIONS, **settings}, sizes=[3] * 80, entropy=SeededEntropy(1))
     result = federation.run()
-    told = of_data(federation.assembly, result.state)
-    assert told is not None
+    told: Any = of_data(federation.assembly, result.state)
     return told, Case(federation.assembly, Seen("outsider", result.state.tensors), canaried.never)
 
 
@@ -151,3 +138,103 @@ def test_where_a_run_could_only_give_another_figure_it_gives_none(method: str) -
     assert told["why"].startswith(f"with {method} clients do not send ")
     assert "`secure-fed audit`" in told["why"]
     assert np.isfinite(run(case).scores).all(), "the audit has one"
+
+
+# Phantoms.
+
+
+MASKED = {
+    "secure_aggregation.enabled": True,
+    "secure_aggregation.bits": 64,
+    "secure_aggregation.corrupt": 0.0,
+    "secure_aggregation.dropout": 0.0,
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "central": {},
+    "fixed": {"federation.sampling": "fixed"},
+    "local": {"privacy.noise": "local", "privacy.participations": 3},
+    "distributed": {"privacy.noise": "distributed", **MASKED},
+    "example": {**canaried.EXAMPLES, "privacy.unit": "example"},
+}
+
+
+def with_phantoms(
+    place: str, *, noise: bool, phantoms: int | None = 120, z: float = 10.0, clients: int = 6, rounds: int = 3
+) -> tuple[Federation, Target]:
+    """A run in which every client takes part in each round, and the target for its audit."""
+    usual = {**canaried.CLIENTS, "federation.cohort": clients, "privacy.noise_multiplier": z, **PLACES[place]}
+    settings = usual | {"evaluation.phantoms": phantoms, "federation.rounds": rounds}
+    for name in ("evaluation.audit_fraction", "evaluation.canaries"):
+        del settings[name]
+    sizes = [40] * 3 if place == "example" else [2] * clients
+    states = canaried.States()
+    built = Federation(
+        toys.config(settings),
+        model=canaried.wide(),
+        train=[canaried.examples(client + 1, size) for client, size in enumerate(sizes)],
+        test=canaried.examples(999, 20),
+        entropy=SeededEntropy(0),
+        callbacks=[states],
+    )
+    with ExitStack() as silent:
+        if not noise:
+            silent.enter_context(patch.object(Gaussian, "noised", canaried._clean))
+            silent.enter_context(patch.object(DistributedGaussian, "encoded", DistributedGaussian.silent))
+        result = built.run()
+    summary = {**result.summary, "privacy": {**result.summary["privacy"], "private": True}}  # noise came from a seed
+    recorded = Recorded({0: built.assembly.initial.tensors, **states.kept}, lr=dict.fromkeys(range(rounds), 0.05))
+    return built, Target(built.assembly, result.state, recorded, summary)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_added_it(place: str) -> None:
+    federation, target = with_phantoms(place, noise=False)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
+    assert audit["audited_of"] == "phantoms"
+    assert cell["epsilon_accounted"] is not None
+    assert cell["epsilon_lower"] > cell["epsilon_accounted"]
+    assert target.result["membership"]["auc"] > 0.95
+    found = kept_scores(target.final, federation.assembly.audit_pool)
+    assert found[federation.assembly.audit_pool.members].mean() > found[~federation.assembly.audit_pool.members].mean()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("place", PLACES)
+def test_right_noise_is_not_flagged(place: str) -> None:
+    _, target = with_phantoms(place, noise=True)
+    audit = audited(target, ["canary_cosine", "one_run", "loss"], Settings(references=0))
+    cells = [one for one in audit["cells"] if one["applicable"] and one["epsilon_accounted"] is not None]
+    assert cells
+    assert all((one["epsilon_lower"] or 0.0) <= one["epsilon_accounted"] for one in cells)
+    assert target.result["membership"]["auc"] < 0.95
+    whys = [one["why"] for one in audit["cells"] if one["attack"] == "loss" and one["vantage"] == "fellow_client"]
+    assert any("nobody's data" in why for why in whys)
+    assert "no texts" in audit["baseline"]["why"]
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: bool) -> None:
+    """With the phantoms that such a run has by default."""
+    federation, target = with_phantoms("central", noise=noise, phantoms=None, clients=100, rounds=1)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    assert audit["members"] + audit["non_members"] == federation.assembly.protection.phantoms.phantoms == 100
+    assert target.result["membership"]["auc"] is not None
+    assert audit["verdict"]["level"] == ("none_found" if noise else "violation")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("place", chosen(["central", "example"], ["central"]))
+def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: str) -> None:
+    """The scores of phantoms that do not pull are sums of coordinates of uniform points on a sphere: normal, of a known
+    variance.
+    """
+    federation, target = with_phantoms(place, noise=True, phantoms=200, z=50.0)
+    audit = audited(target, ["canary_cosine"], Settings(references=0))
+    cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
+    assert cell["measured"]["null_p_value"] > 1e-3
+    scores = kept_scores(target.final, federation.assembly.audit_pool)[~federation.assembly.audit_pool.members]
+    if place == "example":  # three rounds, of variance one each
+        assert abs(float(np.mean(scores))) < 5 * np.sqrt(3 / len(scores))
+        assert float(np.std(scores)) == pytest.approx(np.sqrt(3), rel=0.25)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from attacks.adversary.null import Bools
@@ -27,27 +26,16 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.rows import Vocabulary
-from secure_fed.learning.models.locate import locate
 from secure_fed.runs.roc import Ranking
+from tests.attacks.refusals import Capsys, refusals
 from tests.attacks.small_lm import saved, tokenizer_of, untrained
-from tests.cells import every
-
-Rows = list[dict[str, Any]]
-ROWS, LENGTH = 160, 24
+from tests.attacks.test_any_model import LENGTH, lines_of, trained, written
+from tests.golden import refused
 
 
-def rows(count: int = ROWS) -> Rows:
+def rows(count: int = 160) -> list[dict[str, Any]]:
     made, rng = notes.generate(count, seed=5, split="train"), np.random.default_rng(5)
     return [{"text": text, "label": f"kind {rng.integers(3)}", "id": index} for index, text in enumerate(made.text)]
-
-
-def written(path: Path, some: Rows) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
-    return path
-
-
-def lines(path: Path) -> Rows:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def wish(source: Path, kind: str = "none", **more: Any) -> Wish:
@@ -55,20 +43,24 @@ def wish(source: Path, kind: str = "none", **more: Any) -> Wish:
     return Wish(source, DataConfig(train="x", task=task), kind, **more)
 
 
-def test_members_train_and_the_others_are_gone(tmp_path: Path) -> None:
-    data = written(tmp_path / "data.jsonl", rows())
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("data") / "data.jsonl", rows())
+
+
+def test_members_train_and_the_others_are_gone(data: Path, tmp_path: Path) -> None:
     manifest = prepare(wish(data, count=100), tmp_path / "out", SeededEntropy(0))
     members = folder.truth_of(tmp_path / "out", manifest).members
-    candidates, train = lines(tmp_path / "out/candidates.jsonl"), lines(tmp_path / "out/train.jsonl")
+    candidates, train = lines_of(tmp_path / "out/candidates.jsonl"), lines_of(tmp_path / "out/train.jsonl")
     assert len(candidates) == 100
     assert 30 < members.sum() < 70
     left_out = {row["id"] for row, member in zip(candidates, members, strict=True) if not member}
     assert train == [row for row in rows() if row["id"] not in left_out]
 
 
-def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(tmp_path: Path) -> None:
+def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    manifest = prepare(wish(written(tmp_path / "data.jsonl", rows())), out, SeededEntropy(0))
+    manifest = prepare(wish(data), out, SeededEntropy(0))
     truth = out / "private/truth.json"
     assert stat.S_IMODE(truth.stat().st_mode) == 0o600
     assert stat.S_IMODE(truth.parent.stat().st_mode) == 0o700
@@ -79,24 +71,18 @@ def test_the_truth_is_for_its_owner_alone_and_cannot_be_changed(tmp_path: Path) 
     flipped = json.loads(truth.read_text())
     flipped["members"] = ("1" if flipped["members"][0] == "0" else "0") + flipped["members"][1:]
     truth.write_text(json.dumps(flipped) + "\n")
-    with pytest.raises(DataError, match="was changed after sealing"):
+    with refused(DataError, hide=r"[0-9a-f]{12}(?=\.\.\.)"):
         folder.truth_of(out, manifest)
 
 
-def test_a_changed_file_is_noticed_and_a_training_file_may_be_elsewhere(tmp_path: Path) -> None:
+def test_a_changed_file_is_noticed_and_a_training_file_may_be_elsewhere(data: Path, tmp_path: Path) -> None:
+    """Without the digests of a manifest, changed files would not be noticed."""
     out = tmp_path / "out"
-    prepare(wish(written(tmp_path / "data.jsonl", rows())), out)
+    prepare(wish(data), out)
     (out / "train.jsonl").unlink()
     folder.read(out)
-    with (out / "candidates.jsonl").open("a") as file:
-        file.write(json.dumps(rows()[0]) + "\n")
-    with pytest.raises(DataError, match=r"candidates.jsonl has been changed"):
-        folder.read(out)
-
-
-@every(
-    "damage",
-    [
+    manifest = json.loads((out / "prepared.json").read_text())
+    for damage in (
         {"digests": []},
         {"digests": {}},
         {"task": "songs"},
@@ -104,16 +90,14 @@ def test_a_changed_file_is_noticed_and_a_training_file_may_be_elsewhere(tmp_path
         {"commitment": 4},
         {"candidates": "ten"},
         {"text": 5},
-    ],
-)
-def test_a_damaged_manifest_is_one_sentence(damage: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Without the digests, changed files would not be noticed."""
-    tmp_path = tmp_path_factory.mktemp("prepared")
-    out = tmp_path / "out"
-    prepare(wish(written(tmp_path / "data.jsonl", rows())), out)
-    manifest = json.loads((out / "prepared.json").read_text())
-    (out / "prepared.json").write_text(json.dumps(manifest | damage))
-    with pytest.raises(DataError, match="missing or damaged"):
+    ):
+        (out / "prepared.json").write_text(json.dumps(manifest | damage))
+        with refused(DataError):
+            folder.read(out)
+    (out / "prepared.json").write_text(json.dumps(manifest))
+    with (out / "candidates.jsonl").open("a") as file:
+        file.write(json.dumps(rows()[0]) + "\n")
+    with refused(DataError):
         folder.read(out)
 
 
@@ -124,38 +108,35 @@ def test_the_same_coins_have_another_seal(tmp_path: Path) -> None:
     assert len(tossed(10, SeededEntropy(0)).nonce) == 64
 
 
-def test_coins_are_fair_and_of_the_operating_system(tmp_path: Path) -> None:
+def test_coins_are_fair_and_of_the_operating_system(data: Path, tmp_path: Path) -> None:
     heads = int(tossed(40_000, SeededEntropy(3)).members.sum())
     assert stats.binomtest(heads, 40_000).pvalue > 1e-3
-    data = written(tmp_path / "data.jsonl", rows())
     found = [prepare(wish(data), tmp_path / str(run)).commitment for run in range(2)]
     assert found[0] != found[1]
 
 
 def test_rows_that_occur_twice_are_no_candidates(tmp_path: Path) -> None:
     """Their copies would train regardless of the coin."""
-    data = written(tmp_path / "data.jsonl", [*rows(20), *rows(10)])
-    prepare(wish(data, count=10), tmp_path / "out", SeededEntropy(0))
-    assert {row["id"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
+    twice = written(tmp_path / "twice.jsonl", [*rows(20), *rows(10)])
+    prepare(wish(twice, count=10), tmp_path / "out", SeededEntropy(0))
+    assert {row["id"] for row in lines_of(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
 
 
 def test_near_copies_and_single_words_are_no_candidates(tmp_path: Path) -> None:
     """A language model has nothing to predict in one token."""
     texts = [row["text"] for row in rows(20)]
-    data = written(
-        tmp_path / "data.jsonl", [{"text": one} for one in [*texts, *(f" {one.upper()}" for one in texts[10:]), "so"]]
-    )
-    settings = DataConfig(train="x", task="causal_lm")
-    prepare(Wish(data, settings, count=10), tmp_path / "out", SeededEntropy(0))
-    assert {row["text"] for row in lines(tmp_path / "out/candidates.jsonl")} == set(texts[:10])
+    some = [*texts, *(f" {one.upper()}" for one in texts[10:]), "so"]
+    near = written(tmp_path / "near.jsonl", [{"text": one} for one in some])
+    prepare(Wish(near, DataConfig(train="x", task="causal_lm"), count=10), tmp_path / "out", SeededEntropy(0))
+    assert {row["text"] for row in lines_of(tmp_path / "out/candidates.jsonl")} == set(texts[:10])
 
 
-def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys: Capsys) -> None:
     """Ten candidates are few for a bound, and with this seed none of them is in the training."""
-    data, none = written(tmp_path / "data.jsonl", rows(40)), 1272
+    few, none = written(tmp_path / "data.jsonl", rows(40)), 1272
     settings = DataConfig(train="x", task="causal_lm")
     for name, kind, seed in (("few", "none", 0), ("alike", "none", none), ("unplanted", "secrets", none)):
-        manifest = prepare(Wish(data, settings, kind, 10), tmp_path / name, SeededEntropy(seed))
+        manifest = prepare(Wish(few, settings, kind, 10), tmp_path / name, SeededEntropy(seed))
         assert folder.truth_of(tmp_path / name, manifest).members.any() == (seed != none)
     tokenizer = tokenizer_of([row["text"] for row in rows(40)])
     saved(untrained(tokenizer), tokenizer, tmp_path / "model")
@@ -171,12 +152,13 @@ def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys:
         assert said in capsys.readouterr().err
 
 
-def test_the_exposure_of_targets_is_that_of_prompts_and_targets(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = written(tmp_path / "data.jsonl", [{"q": row["text"], "a": "yes"} for row in rows(40)])
+def test_the_exposure_of_targets_is_that_of_prompts_and_targets(tmp_path: Path, capsys: Capsys) -> None:
+    """A target begins with its secret."""
+    file = written(tmp_path / "data.jsonl", [{"q": row["text"], "a": "yes"} for row in rows(40)])
     settings, template = DataConfig(train="x", task="causal_lm", text="q", text_b="a"), Template("Q {name}:{secret}", 1)
-    manifest = prepare(Wish(data, settings, "secrets", 10, template=template), tmp_path / "out", SeededEntropy(0))
+    manifest = prepare(Wish(file, settings, "secrets", 10, template=template), tmp_path / "out", SeededEntropy(0))
+    one = lines_of(tmp_path / "out/candidates.jsonl")[0]
+    assert (one["q"][:2], one["q"][-1], len(one["a"])) == ("Q ", ":", 1)
     tokenizer = tokenizer_of([row["text"] for row in rows(40)])
     model = untrained(tokenizer)
     saved(model, tokenizer, tmp_path / "model")
@@ -186,13 +168,14 @@ def test_the_exposure_of_targets_is_that_of_prompts_and_targets(
     _, planted = folder.planted_in(tmp_path / "out", manifest)
     assert found == [one.exposure for one in exposures(model, tokenizer, template, planted, prompted=True)]
     assert found != [one.exposure for one in exposures(model, tokenizer, template, planted)]
+    with refused(ConfigError):
+        prepare(Wish(file, settings, "secrets", 20, template=Template("{secret} {name}")), tmp_path / "other")
 
 
-def test_wrong_labels_are_wrong_and_their_rows_are_gone(tmp_path: Path) -> None:
-    data = written(tmp_path / "data.jsonl", rows())
+def test_wrong_labels_are_wrong_and_their_rows_are_gone(data: Path, tmp_path: Path) -> None:
     manifest = prepare(wish(data, "labels", count=80), tmp_path / "out", SeededEntropy(1))
     own = {row["id"]: row["label"] for row in rows()}
-    candidates, train = lines(tmp_path / "out/candidates.jsonl"), lines(tmp_path / "out/train.jsonl")
+    candidates, train = lines_of(tmp_path / "out/candidates.jsonl"), lines_of(tmp_path / "out/train.jsonl")
     assert all(row["label"] != own[row["id"]] for row in candidates)
     shifts = Counter((int(row["label"][-1]) - int(own[row["id"]][-1])) % 3 for row in candidates)
     assert min(shifts[1], shifts[2]) > 20
@@ -224,32 +207,17 @@ def test_a_planted_row_is_spelled_as_any_other(spelled: tuple[Any, Any]) -> None
     assert type(alone[0]["label"]) is type(spelled[1])
 
 
-def test_secrets_are_planted_as_often_as_asked_for(tmp_path: Path) -> None:
-    data = written(tmp_path / "data.jsonl", rows())
+def test_secrets_are_planted_as_often_as_asked_for(data: Path, tmp_path: Path) -> None:
     manifest = prepare(wish(data, "secrets", count=40, repeat=3), tmp_path / "out", SeededEntropy(1))
     members = folder.truth_of(tmp_path / "out", manifest).members
     template, planted = folder.planted_in(tmp_path / "out", manifest)
-    seen = Counter(row["text"] for row in lines(tmp_path / "out/train.jsonl"))
+    seen = Counter(row["text"] for row in lines_of(tmp_path / "out/train.jsonl"))
     for member, one in zip(members, planted, strict=True):
         assert seen[f"The access code of {one.name} is {one.secret}."] == 3 * member
-    assert [row["text"] for row in lines(tmp_path / "out/candidates.jsonl")] == [
-        template.written(one) for one in planted
-    ]
+    candidates = lines_of(tmp_path / "out/candidates.jsonl")
+    assert [row["text"] for row in candidates] == [template.written(one) for one in planted]
     assert len({one.name for one in planted}) == 40
     assert all(row["text"] in seen for row in rows()), "all of the data train"
-
-
-def test_a_prompts_target_begins_with_the_secret(tmp_path: Path) -> None:
-    data = written(tmp_path / "data.jsonl", [{"q": row["text"], "a": "yes"} for row in rows(40)])
-    settings = DataConfig(train="x", task="causal_lm", text="q", text_b="a")
-    template = Template("Q: {name}? A: {secret}", 4)
-    prepare(Wish(data, settings, "secrets", 20, template=template), tmp_path / "out")
-    one = lines(tmp_path / "out/candidates.jsonl")[0]
-    assert one["q"].startswith("Q: ")
-    assert one["q"].endswith("? A:")
-    assert len(one["a"]) == 4
-    with pytest.raises(ConfigError, match="begins with its secret"):
-        prepare(Wish(data, settings, "secrets", 20, template=Template("{secret} {name}")), tmp_path / "other")
 
 
 def test_draws_are_uniform() -> None:
@@ -322,9 +290,7 @@ def test_the_bound_is_above_a_mechanisms_epsilon_as_rarely_as_it_says(
 
 
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(gaussian(0.0), 0.0), (response(0.5), 0.5)])
-def test_the_bound_holds_in_a_few_audits_too(
-    mechanism: Mechanism, epsilon: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_holds_in_few_audits(mechanism: Mechanism, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert exceeded(mechanism, epsilon, 0.0, 60, tossed, monkeypatch) <= MOST_OF_60
 
 
@@ -336,32 +302,10 @@ def test_coins_that_lean_are_seen_by_the_same_audits(monkeypatch: pytest.MonkeyP
 # From the command line, with a training by plain PEFT.
 
 
-def trained(train: Path, place: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    some, tokenizer = lines(train), AutoTokenizer.from_pretrained(locate("builtin/tiny"))
-    torch.manual_seed(0)
-    model: Any = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), num_labels=3)
-    model = get_peft_model(
-        model, LoraConfig(task_type="SEQ_CLS", r=16, lora_alpha=32, target_modules=["query", "value"])
-    )
-    settings = {"padding": True, "truncation": True, "max_length": LENGTH, "return_tensors": "pt"}
-    batch = tokenizer([row["text"] for row in some], **settings)
-    labels = torch.tensor([int(row["label"][-1]) for row in some])
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-2)
-    for _ in range(30):
-        optimizer.zero_grad()
-        model(**batch, labels=labels).loss.backward()
-        optimizer.step()
-    model.save_pretrained(place)
-
-
 @pytest.mark.nightly
 def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = written(tmp_path / "data.jsonl", rows())
     for seed, name in enumerate(("own", "the others")):
         monkeypatch.setattr(folder, "SystemEntropy", lambda seed=seed: SeededEntropy(seed))
         arguments = ["audit", "prepare", str(data), "--out", str(tmp_path / name), "--canaries", "labels"]
@@ -369,15 +313,14 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
         printed = capsys.readouterr().out
         assert "which commits to 80 coins" in printed
         assert shlex.split(printed.splitlines()[-1])[-4:] == ["MODEL", str(tmp_path / name), "--adapter", "ADAPTER"]
-    trained(tmp_path / "own/train.jsonl", tmp_path / "adapter")
-    model = ["audit", "prepared", "builtin/tiny", "--adapter", str(tmp_path / "adapter"), "--max-length", str(LENGTH)]
+    adapter = trained(tmp_path / "adapter", lines_of(tmp_path / "own/train.jsonl"), 30)
+    model = ["audit", "prepared", "builtin/tiny", "--adapter", str(adapter), "--max-length", str(LENGTH)]
     model += ["--labels", "kind 0,kind 1,kind 2"]
     limit = ["--fail-above", "epsilon=1"]
     assert main([*model, str(tmp_path / "own"), "--json", *limit]) == 4
     told, said = capsys.readouterr()
     found = json.loads(told)
-    assert found["epsilon_lower"] > 1
-    assert found["epsilon_lower"] <= found["epsilon_most"]
+    assert 1 < found["epsilon_lower"] <= found["epsilon_most"]
     assert "above --fail-above epsilon=1" in said
     assert main([*model, str(tmp_path / "the others"), *limit]) == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -385,45 +328,33 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
     assert "It assumes that" in shown
 
 
-def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = str(written(tmp_path / "data.jsonl", rows(40)))
-    out = ["--out", str(tmp_path / "out")]
-    made = ["audit", "prepared", "builtin/tiny", str(tmp_path)]
-    for arguments, said in (
-        (["audit", "prepare", data, *out, "--count", "41"], "41 candidates cannot be drawn from the 40 rows"),
-        (["audit", "prepare", data, *out, "--canaries", "secrets"], "--canaries secrets is for --task causal_lm"),
-        (["audit", "prepare", data, *out, "--repeat", "2"], "--repeat is 2"),
-        (["audit", "prepare", data, *out, "--digits", "2"], "--template and --digits are for --canaries secrets"),
-        (
-            ["audit", "prepare", data, *out, "--task", "causal_lm", "--canaries", "secrets", "--digits", "0"],
-            "--digits is 0: a secret has from 1 to 15",
-        ),
-        (["audit", "prepare", data, "--out", str(tmp_path)], "is not empty"),
-        (["audit", "prepare", str(tmp_path / "no.jsonl"), *out], "set DATA to a file that exists"),
-        (made, "was not made by `secure-fed audit prepare`"),
-        ([*made, "--delta", "1"], "--delta is 1"),
-        ([*made, "--fail-above", "auc=1"], "give epsilon="),
-    ):
-        assert main(arguments) == 2, arguments
-        assert said in capsys.readouterr().err, said
+def test_what_does_not_fit_is_one_sentence(tmp_path: Path, capsys: Capsys) -> None:
+    few = written(tmp_path / "data.jsonl", rows(40))
+    secrets = ("--task", "causal_lm", "--canaries", "secrets")
+    calls = [
+        ["prepare", few, "--out", tmp_path / "out", *more]
+        for more in (
+            ("--count", "41"),
+            ("--canaries", "secrets"),
+            ("--repeat", "2"),
+            ("--digits", "2"),
+            (*secrets, "--digits", "0"),
+            ("--out", tmp_path),
+        )
+    ]
+    calls += [["prepare", tmp_path / "no.jsonl", "--out", tmp_path / "out"]]
+    calls += [
+        ["prepared", "builtin/tiny", tmp_path, *more] for more in ((), ("--delta", "1"), ("--fail-above", "auc=1"))
+    ]
+    refusals("prepared", (["audit", *call] for call in calls), capsys)
     assert not (tmp_path / "out").exists()
 
 
-@every(
-    ("text", "digits", "said"),
-    [
-        ("no place", 6, "needs {secret} once"),
-        ("{secret} {secret}", 6, "needs {secret} once"),
-        ("{secret}", 16, "from 1 to 15"),
-    ],
-)
-def test_templates_that_are_none_are_refused(text: str, digits: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        Template(text, digits)
-
-
-def test_without_a_name_no_more_than_a_tenth_of_the_secrets_is_planted() -> None:
+def test_a_template_has_its_secret_once_and_without_a_name_plants_no_more_than_a_tenth_of_all() -> None:
+    for text, digits in (("no place", 6), ("{secret} {secret}", 6), ("{secret}", 16)):
+        with refused(ConfigError):
+            Template(text, digits)
     stream = SeededEntropy(0).stream("x")
     assert len(Template("{secret}", 2).drawn(10, stream)) == 10
-    with pytest.raises(ConfigError, match="only a tenth"):
+    with refused(ConfigError):
         Template("{secret}", 2).drawn(11, stream)

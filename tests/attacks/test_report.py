@@ -1,47 +1,82 @@
-"""The page of an audit: its content, order and escaping; missing and wrong values do not stop it."""
+"""An audit for people: the page, the terminal, the notebook; missing and wrong values do not stop them.
+
+Three pages are kept whole in tests/golden/attacks/, as lines of text with the classes of their cells. Of every other page are
+kept the lines in which it differs from one of these.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attacks import record
+from attacks.catalogue import ATTACKS
 from attacks.record import content
 from attacks.report import curves, display, page, sweep
+from attacks.report.display import Audited
+from attacks.report.words import headline, how_to_read, untried
 from secure_fed.errors import RunDirectoryError
 from tests.attacks import samples
-from tests.attacks.outline import Outline
-from tests.attacks.samples import verdict
+from tests.attacks.refusals import Capsys
+from tests.attacks.samples import FAILED, PHANTOMS, REPLACED, copied, verdict
 from tests.cells import chosen, every
+from tests.golden import golden, refused
 
 Audit = dict[str, Any]
-
 HOSTILE = '<script>alert("&")</script>$x^2$'
+LINES = {"tr", "p", "li", "h1", "h2", "h3", "dt", "div", "section", "summary", "figcaption", "desc", "svg"}
 
 
-def outlined(audit: Audit) -> Outline:
-    return Outline(paged(audit))
+class Outline(HTMLParser):
+    """Tags, attributes and lines of text; unclosed or crossing tags are an error."""
 
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.open: list[str] = []
+        self.written = [""]
+        self.feed(html)
+        self.close()
+        assert self.open == []
 
-DRAWING = curves.drawing
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag != "meta":
+            self.open.append(tag)
+        name = dict(attrs).get("class") or ("drawing" if tag == "svg" else "")
+        if tag in LINES:
+            self.written.append("")
+        elif tag in ("td", "th", "dd", "small"):
+            self.written[-1] += " | "
+        if name and tag in (*LINES, "td"):
+            self.written[-1] += f"[{name}] "
 
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
 
-@lru_cache
-def _page(told: str, drawn: bool) -> str:
-    assert drawn == (curves.drawing is DRAWING)
-    return page.page(samples.audit(json.loads(told)))
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag in LINES:
+            self.written.append("")
 
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.written[-1] += data
 
-def paged(audit: Audit) -> str:
-    """The page, made once for equal audits with drawings, and once without."""
-    return _page(json.dumps(audit), curves.drawing is DRAWING)
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in (" ".join(one.split()) for one in self.written) if line]
 
 
 @pytest.fixture
@@ -50,273 +85,204 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
 
 
-@pytest.fixture(scope="module")
-def violation() -> Audit:
-    return samples.violation()
+def cells(audit: Audit, attack: str | None = None, **changes: Any) -> Audit:
+    """The audit with its results, or the cells of one attack that apply, changed."""
+    changed = copied(audit)
+    for one in changed["cells"]:
+        if one["auc"] is not None if attack is None else one["attack"] == attack and one["applicable"]:
+            one |= changes
+    return changed
 
 
-def test_the_verdict_comes_first_and_at_the_end_again_whole(unprotected: Audit, undrawn: None) -> None:
-    text = outlined(unprotected).text
-    titles = (
-        "A leak was found, and no guarantee covers it",
-        "The evidence",
-        "Every attack, by every adversary",
-        "True positives at low false-positive rates",
-        "Accounted epsilon and lower bounds",
-        "With more and less privacy",
-        "Clients, most exposed first",
-        "The examples that stand out most",
-        "Without any model",
-        "What an audit does not prove",
-        "How it was measured",
-        "The verdict for the record",
-    )
-    places = [text.index(f"{title} ") for title in titles]
-    assert places == sorted(places)
-    assert text.endswith(f"The verdict for the record {verdict(unprotected)['text']} ")
+def texts(**measured: Any) -> Audit:
+    """The protected sample with that found of texts in sums."""
+    return cells(PROTECTED, "sum_inversion", measured=measured)
 
 
-def test_the_verdict_that_the_audit_carries_is_the_one_that_is_shown(protected: Audit, undrawn: None) -> None:
-    carried = samples.copied(
-        protected, verdict={"level": "none_found", "text": "Words of its own.", "summary": "Words of its own."}
-    )
-    assert outlined(carried).text.count("Words of its own.") == 2
+def words(share: float, **more: Any) -> Audit:
+    return {"bag_recall": share, "bag_precision": 1.0, **more}
 
 
-def test_the_bounds_of_a_run_without_a_delta_are_at_zero(unprotected: Audit, protected: Audit, undrawn: None) -> None:
-    assert "delta of lower bounds 0 " in outlined(unprotected).text
-    assert "delta of lower bounds 1e-05 " in outlined(protected).text
+def only(audit: Audit, name: str, **found: Any) -> Audit:
+    """The audit with this attack alone, as if requested by name."""
+    few = [one | (found if one["applicable"] else {}) for one in audit["cells"] if one["attack"] == name]
+    return copied(audit, asked_for=[name], cells=few, attacks=[one for one in audit["attacks"] if one["name"] == name])
 
 
-def epsilons(audit: Audit) -> dict[str, str]:
-    """The first screen's bars of epsilon: names and what stands beside them."""
-    described = re.search(r'aria-label="epsilon allowed and epsilon shown"[^>]*><desc>(.*?)</desc>', paged(audit))
-    assert described is not None
-    return dict(one.split(": ", 1) for one in described[1].split("; "))
+def rows(audit: Audit, *changes: Audit, **more: Any) -> Audit:
+    """The audit with its last runs of a comparison changed."""
+    changed = copied(audit, **more)
+    for run, change in zip(changed["sweep"][::-1], changes[::-1], strict=False):
+        run |= change
+    return changed
 
 
-def test_the_first_screen_shows_what_is_allowed_beside_what_was_found(
-    unprotected: Audit, protected: Audit, violation: Audit, undrawn: None
-) -> None:
-    assert epsilons(violation) == {"Allowed by the guarantee": "ε ≤ 0.99", "Shown by the audit": "ε ≥ 3.08"}
-    assert epsilons(unprotected) == {"Allowed, without a guarantee": "no limit", "Shown by the audit": "ε ≥ 2.02"}
-    assert epsilons(protected)["Allowed by the guarantee"] == "ε ≤ 7.97: right in ≤ 99.97 %"
-    assert epsilons(samples.copied(protected, unit="client"))["Allowed by the guarantee"] == "not comparable"
-    html = paged(violation)
-    assert html.index("epsilon allowed and epsilon shown") < html.index("<svg></svg>") < html.index("THE GUARANTEE IS")
-
-
-def test_a_narrow_contradiction_reads_as_one_on_the_first_screen(violation: Audit, undrawn: None) -> None:
-    narrow = samples.copied(violation, epsilon_accounted=0.9931)
-    for cell in narrow["cells"]:
-        cell["epsilon_lower"] = 0.9934 if cell.get("auc") is not None else None
-    assert epsilons(narrow) == {"Allowed by the guarantee": "ε ≤ 0.9931", "Shown by the audit": "ε ≥ 0.9934"}
-    assert "promises at most epsilon 0.9931 for" in outlined(narrow).text
-
-
-def test_nothing_found_of_so_few_units_that_nothing_could_be_is_told_on_the_first_screen(
-    protected: Audit, undrawn: None
-) -> None:
-    blind = samples.copied(protected)
-    for cell in blind["cells"]:
-        if cell.get("epsilon_lower") is not None:
-            cell.update(epsilon_lower=0.0, epsilon_showable=3.05)
-    first, _ = outlined(blind).text.split("Every attack, by every adversary", 1)
-    assert "could have shown more than 3.05" in first
-    for cell in blind["cells"]:
-        cell["epsilon_showable"] = 30.0
-    assert "could have shown more" not in outlined(blind).text
-
-
-def test_a_void_audit_shows_no_curve_on_its_first_screen(unprotected: Audit, undrawn: None) -> None:
-    void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
-    first, rest = paged(void).split("Every attack, by every adversary")
-    assert "<svg></svg>" not in first
-    assert rest.count("<svg></svg>") == paged(unprotected).count("<svg></svg>")
-
-
-def test_the_file_is_written_whole_and_is_the_same_again(protected: Audit, tmp_path: Path) -> None:
-    path = page.write(samples.audit(protected), tmp_path / "audit.html")
-    first = path.read_bytes()
-    assert page.write(record.read(content(samples.audit(protected))), path).read_bytes() == first
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_file_needs_nothing_but_itself(unprotected: Audit) -> None:
-    outline = outlined(unprotected)
-    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(outline.tags)
-    for name, value in outline.attributes:
-        assert not name.startswith("on")
-        assert name not in ("href", "xlink:href", "src") or value.startswith("#")
-    identifiers = [value for name, value in outline.attributes if name == "id"]
-    assert len(identifiers) == len(set(identifiers))
-    used = {found for _, value in outline.attributes for found in re.findall(r"url\(#([^)]+)\)", value)}
-    assert used
-    assert used <= set(identifiers)
-
-
-def test_what_does_not_apply_says_so_with_its_reason_and_has_no_number(unprotected: Audit, undrawn: None) -> None:
-    html = paged(unprotected)
-    cells = re.findall(r'<td class="none">(.*?)</td>', html)
-    assert len(cells) == 9
-    assert all(re.fullmatch(r"<b>does not apply</b><small>.+</small>", cell) for cell in cells)
-    assert not any(re.search(r"\d", cell) for cell in cells)
-    assert "no canaries were planted" in html
-    untried = samples.copied(unprotected, cells=unprotected["cells"][1:])
-    assert '<td class="none"><b>not tried</b></td>' in paged(untried)
-
-
-def test_a_leak_is_marked_by_word_as_well_as_by_colour(unprotected: Audit, protected: Audit, undrawn: None) -> None:
-    marked = re.findall(r'<td class="leak">(.*?)</td>', paged(unprotected))
-    assert len(marked) == 18  # two of them texts out of sums
-    assert all("leak</small>" in cell for cell in marked)
-    assert sum("<b>word recall 83.0 %</b>" in cell for cell in marked) == 2
-    assert 'class="leak"' not in paged(protected)
-    assert paged(protected).count("not above chance</small>") == 19
-
-
-def test_a_contradiction_is_loud_and_stands_by_every_bound(violation: Audit, undrawn: None) -> None:
-    outline = outlined(violation)
-    assert "CONTRADICTION: the run claims epsilon 0.99 for one training example; a lower bound is 3.08" in outline.text
-    assert outline.text.count("BROKEN") == 6
-    assert ("class", "loud") in outline.attributes
-    assert "The privacy guarantee is contradicted" in outline.text
-
-
-def test_a_bound_against_an_adversary_who_is_trusted_breaks_nothing(violation: Audit, undrawn: None) -> None:
-    cells = [{**one, "epsilon_accounted": None} for one in violation["cells"]]
-    text = outlined(samples.copied(violation, cells=cells)).text
-    assert "BROKEN" not in text
-    assert "CONTRADICTION" not in text
-    assert "none against this adversary" in text
-
-
-def test_bounds_are_rounded_down_and_promises_up(violation: Audit, undrawn: None) -> None:
-    rounded = samples.copied(violation, epsilon_accounted=0.9812)
-    rounded["cells"][0]["epsilon_lower"] = 3.999
-    text = outlined(rounded).text
-    assert "claims epsilon 0.982" in text
-    assert "a lower bound is 3.99" in text
-
-
-def test_two_runs_stand_side_by_side_and_more_are_a_table(unprotected: Audit, undrawn: None) -> None:
-    two = samples.copied(unprotected, sweep=unprotected["sweep"][1:])
-    assert "With and without privacy" in outlined(two).text
-    assert 'class="panels"' in paged(two)
-    assert 'class="panels"' not in paged(unprotected)
-    text = outlined(unprotected).text
-    assert "epsilon 1 0.99 71.0 % 0.497 (0.470 to 0.524) 0.9 % refused 0.00" in text
-    assert text.index("epsilon 1 0.99") < text.index("epsilon 8 7.97") < text.index("no privacy unprotected")
-    rates = samples.copied(two)
-    rates["sweep"][0]["tpr_at_1"] = {"tpr": 0.25, "tpr_interval": [0.2, 0.3]}
-    assert "25.0 % (20.0 % to 30.0 %)" in outlined(rates).text
-    assert "With and without privacy" not in outlined(samples.copied(unprotected, sweep=[])).text
-
-
-def test_each_number_of_a_sweep_has_its_own_attack_adversary_and_delta(unprotected: Audit, undrawn: None) -> None:
-    of = {"attack": "update_score", "vantage": "server", "delta": 1e-5}
-    bound = {"epsilon_lower_attack": "loss", "epsilon_lower_vantage": "outsider"}
-    told = samples.copied(unprotected)
-    told["sweep"][1] |= of | bound
-    told["sweep"][2] |= {**of, "epsilon_lower": None, "epsilon_lower_attack": None, "delta": 0.0}
-    titles = {one["name"]: one["title"] for one in (*told["attacks"], *told["vantages"])}
-    text = outlined(told).text
-    assert f"0.512 (0.485 to 0.539) [{titles['update_score']}; {titles['server']}]" in text
-    assert f"0.10 at delta 1e-05 [{titles['loss']}; {titles['outsider']}]" in text
-    assert text.count(" at delta ") - text.count(" at delta 0, ") == 2, "none without a bound"
-    assert "Bounds of runs without a guarantee are at delta 0" in text
-
-
-def test_texts_are_shown_only_where_the_audit_holds_them(unprotected: Audit, undrawn: None) -> None:
-    assert "the page says which units were trained on" in outlined(unprotected).text
-    shown = samples.copied(unprotected)
-    shown["exposed"][2]["text"] = "Mrs Example has asthma"
-    text = outlined(shown).text
-    assert "Mrs Example has asthma" in text
-    assert "treat it as you treat the data" in text
-    assert "Their content is not shown" not in text
-
-
-def test_false_accusations_are_shown_among_the_first_and_counted_in_one_line(unprotected: Audit, undrawn: None) -> None:
-    told = samples.copied(unprotected, accusations=[{"first": 10, "false": 0}, {"first": 50, "false": 12}])
-    text = outlined(told).text
-    assert "Of the first 10, none had not trained; of the first 50, 12 had not trained." in text
-    assert "Of units drawn at random 50.1 % had not." in text
-    assert text.count("no: a false accusation") == 2
-
-
-def test_each_adversary_has_its_own_reason(unprotected: Audit, undrawn: None) -> None:
-    told = samples.copied(unprotected)
-    reasons = {
-        "outsider": "it hears too little",
-        "fellow_client": "it hears too little",
-        "server": "it needs no attack",
-    }
+def reasons() -> Audit:
+    """Every adversary with its own reason why the first attack was not made."""
+    told = copied(LEAKING)
+    own = {"secure_server": "it is asked by name", "server": "it needs no attack"}
     for one in told["cells"]:
         if one["attack"] == "loss":
-            one |= samples.nothing(reasons.get(one["vantage"], "it is asked by name"))
-    text = outlined(told).text
-    assert (
-        "Loss threshold. Outsider and Fellow client: it hears too little. Server behind secure aggregation: it is asked by"
-        " name. Server without secure aggregation: it needs no attack." in text
-    )
+            one |= samples.nothing(own.get(one["vantage"], "it hears too little"))
+    return told
 
 
+def held(text: str) -> Audit:
+    told = copied(LEAKING)
+    told["exposed"][2]["text"] = text
+    return told
+
+
+PROTECTED, LEAKING, BROKEN = samples.protected(), samples.unprotected(), samples.violation()
+BASES = {"protected": PROTECTED, "leaking": LEAKING, "contradicting": BROKEN}
+ONE = only(PROTECTED, "loss")
+OF_RUN = {"attack": "update_score", "vantage": "server", "delta": 1e-5}
 ESTIMATES = [
     {"name": "independent", "epsilon": 2.401, "point": None},
     {"name": "sampled_gaussian", "epsilon": 4.609, "point": 6.109},
 ]
+# Other pages, by the kept one with which each is compared.
+CHANGED: dict[str, dict[str, Audit]] = {
+    "protected": {
+        "a verdict that the audit carries": copied(
+            PROTECTED, verdict={"level": "none_found", "text": "Words of its own.", "summary": "Words of its own."}
+        ),
+        "a guarantee for another unit": copied(PROTECTED, unit="client"),
+        "a guarantee that coins cannot test": copied(PROTECTED, epsilon_accounted=None),
+        "neighbours that are replaced": copied(PROTECTED, **REPLACED),
+        "bounds too blunt": cells(PROTECTED, epsilon_lower=0.0, epsilon_showable=3.05),
+        "estimates": copied(
+            cells(PROTECTED, "canary_cosine", estimates=ESTIMATES),
+            main={"attack": "canary_cosine", "vantage": "fellow_client"},
+        ),
+        "phantoms": copied(PROTECTED, **PHANTOMS),
+        "one attack alone": ONE,
+        "one attack alone, with a wide interval": only(PROTECTED, "loss", auc=0.47, auc_interval=[0.38, 0.56]),
+        "one attack alone, with a narrow one": only(PROTECTED, "loss", auc=0.51, auc_interval=[0.49, 0.53]),
+        "an attack of ones own": copied(
+            ONE, asked_for=["loss", "mine"], cells=[*ONE["cells"], *({**one, "attack": "mine"} for one in ONE["cells"])]
+        ),
+        "an attack that applies nowhere": cells(PROTECTED, "lira", applicable=False),
+        "a part of the texts": texts(**words(0.3)),
+        "the texts of one client": texts(**words(0.4, most_exposed={"client": "St Mary", "round": 1, **words(0.9)})),
+        "texts by all rounds together": texts(**words(0.1, all_rounds=words(0.6))),
+        "guessed texts": texts(guessed_bag_recall=0.6, guessed_bag_precision=1.0, baseline_bag_recall=0.1),
+    },
+    "leaking": {
+        "a void audit": copied(LEAKING, baseline=FAILED),
+        "a baseline that was not made": copied(
+            LEAKING, baseline={"auc": None, "at_chance": None, "why": "3 units are too few"}
+        ),
+        "a cell that was not tried": copied(LEAKING, cells=LEAKING["cells"][1:]),
+        "each adversary's own reason": reasons(),
+        "two runs side by side": copied(
+            rows(LEAKING, {"tpr_at_1": {"tpr": 0.25, "tpr_interval": [0.2, 0.3]}}, {}), sweep=LEAKING["sweep"][1:]
+        ),
+        "no other run": copied(LEAKING, sweep=[]),
+        "each number of a run by its own attack": rows(
+            LEAKING,
+            {**OF_RUN, "epsilon_lower_attack": "loss", "epsilon_lower_vantage": "outsider"},
+            {**OF_RUN, "epsilon_lower": None, "epsilon_lower_attack": None, "delta": 0.0},
+        ),
+        "runs that differ in more than privacy": rows(
+            LEAKING, *({"of": {"data": "notes", "method": method}} for method in ("fedlora", "bitfit", "bitfit"))
+        ),
+        "texts of the data": held("Mrs Example has asthma"),
+        "false accusations": copied(LEAKING, accusations=[{"first": 10, "false": 0}, {"first": 50, "false": 12}]),
+        "a leak by one attack alone": only(LEAKING, "lira"),
+    },
+    "contradicting": {
+        "a narrow contradiction": copied(cells(BROKEN, epsilon_lower=0.9934), epsilon_accounted=0.9931),
+        "bounds down and promises up": copied(cells(BROKEN, "loss", epsilon_lower=3.999), epsilon_accounted=0.9812),
+        "bounds against a trusted adversary": cells(BROKEN, epsilon_accounted=None),
+    },
+}
 
 
-def test_estimates_stand_beside_the_bound_with_what_they_suppose(protected: Audit, undrawn: None) -> None:
-    told = samples.copied(protected, main={"attack": "canary_cosine", "vantage": "fellow_client"})
-    for one in told["cells"]:
-        one["estimates"] = ESTIMATES if one["attack"] == "canary_cosine" else []
-    text = outlined(told).text
-    assert "Estimates, which are no bounds" in text
-    assert "if canaries are independent 2.40 – the exact distribution of non-members' scores" in text
-    assert "if the mechanism is Gaussian too 4.60 6.10 the same, and a Gaussian mechanism" in text
-    assert "estimates never count as a contradiction" in text
-    assert "Estimates, which are no bounds" not in outlined(protected).text
+OTHERS = {name: (base, audit) for base, audits in CHANGED.items() for name, audit in audits.items()}
 
 
-def test_a_confidence_is_said_of_the_bound_and_not_of_what_was_accounted(protected: Audit, undrawn: None) -> None:
-    text = outlined(protected).text
-    assert "each with a confidence" not in text
-    assert "Accounting gives an upper bound on epsilon by calculation, without any experiment." in text
-    assert "all lower bounds hold together with a confidence of 95 %" in text
+@cache
+def outlined(base: str) -> Outline:
+    return Outline(page.page(samples.audit(BASES[base])))
 
 
-def test_one_auc_has_one_interval(unprotected: Audit, tmp_path: Path) -> None:
-    """That of the cell, beside other runs too: of the main attack, so that nothing is to be corrected for a choice."""
-    told = samples.copied(unprotected, main={"attack": "rmia", "vantage": "outsider"})
-    for one in told["cells"]:
-        one["auc_interval_corrected"] = [0.111, 0.999]
-    (tmp_path / "result.json").write_text(json.dumps({"epsilon": None, "accuracy": 0.9}))
-    row = sweep._row(tmp_path, samples.audit(told))
-    of_main = next(one for one in told["cells"] if (one["attack"], one["vantage"]) == ("rmia", "outsider"))
-    assert (row.attack, row.auc, list(row.auc_interval or ())) == ("rmia", of_main["auc"], of_main["auc_interval"])
+@pytest.mark.parametrize("base", BASES)
+def test_a_page_is_the_kept_one(base: str, undrawn: None) -> None:
+    golden(f"attacks/page_{base}.txt", "\n".join(outlined(base).lines) + "\n")
 
 
-def test_a_long_list_is_folded_and_whole(unprotected: Audit, undrawn: None) -> None:
-    text = outlined(unprotected).text
-    assert "4 more clients" in text
-    assert all(one["client"] in text for one in unprotected["clients"])
+def test_other_pages_differ_as_kept(undrawn: None) -> None:
+    """In lines that are new (+) or gone (-), but for the table of all numbers, which the whole pages have."""
+
+    def read(page: Outline) -> list[str]:
+        return [line for line in page.lines if "| 1.2 s |" not in line]
+
+    told = []
+    for name, (base, audit) in OTHERS.items():
+        old, new = read(outlined(base)), read(Outline(page.page(samples.audit(audit))))
+        assert old != new, name
+        assert "St Mary" not in " ".join(new), "a client's name"
+        told.append(f"# {name}")
+        for how, a, b, c, d in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+            told += [f"- {line}" for line in old[a:b] if how == "delete"]
+            told += [f"+ {line}" for line in new[c:d] if how != "equal"]
+    golden("attacks/pages.txt", "\n".join(told) + "\n")
 
 
-def test_a_baseline_above_chance_voids_the_audit(unprotected: Audit, undrawn: None) -> None:
-    void = samples.copied(unprotected, baseline={"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False})
-    text = outlined(void).text
-    assert text.count("THIS AUDIT OF MEMBERSHIP IS VOID") == 1
-    assert "This audit of membership is void." in text
-    assert "stands if they were fair" in text
-    assert "It is at chance: AUC 0.507 (0.480 to 0.534)" in outlined(unprotected).text
-    unchecked = samples.copied(unprotected, baseline={"auc": None, "at_chance": None, "why": "3 units are too few"})
-    assert "(3 units are too few)" in outlined(unchecked).text
+def test_a_terminal_of_80_columns_shows_every_attack(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    some = ("one attack alone", "an attack that applies nowhere", "a part of the texts", "neighbours that are replaced")
+    told = []
+    for name, audit in (
+        ("leaking", copied(LEAKING, method=HOSTILE)),
+        ("nothing", {}),
+        *((name, OTHERS[name][1]) for name in (*some, "a guarantee that coins cannot test", "estimates")),
+    ):
+        display.show(samples.audit(audit))
+        printed = capsys.readouterr().out
+        assert max(map(len, printed.splitlines())) <= 80
+        assert " ".join(verdict(audit)["text"].split()) in " ".join(printed.split())
+        told.append(f"# {name}\n{printed}")
+    golden("attacks/terminals.txt", re.sub(r" +$", "", "\n".join(told), flags=re.M))
 
 
-def test_names_from_outside_are_text_never_markup(unprotected: Audit) -> None:
-    audit = samples.copied(unprotected, run_dir=f"runs/{HOSTILE}"[:-12], method=HOSTILE)
+def test_attacks_that_were_not_made_are_named() -> None:
+    """Alone, beside one of the user's own, and where one of all did not apply."""
+
+    def head(name: str) -> str:
+        return headline(samples.audit(OTHERS[name][1]))
+
+    of = len(samples.ATTACKS)
+    assert head("one attack alone") == f"1 of {len(ATTACKS)} attacks tried: nothing was found"
+    assert head("an attack of ones own").startswith(f"1 of {len(ATTACKS)} attacks and 1 of your own tried: ")
+    assert head("a leak by one attack alone").startswith(f"1 of {len(ATTACKS)} attacks tried: a leak was found")
+    nowhere = f"Nothing was found by {of - 1} of {of} attacks that were possible"
+    assert head("an attack that applies nowhere") == nowhere
+    others = untried(samples.audit(OTHERS["one attack alone"][1]))
+    assert all((one.title in others) == (name != "loss") for name, one in ATTACKS.items())
+    assert untried(samples.audit(PROTECTED)) == ""
+
+
+def test_an_audit_in_a_notebook_is_small_and_escaped() -> None:
+    named = samples.audit(copied(only(PROTECTED, "loss"), attacks=[{"name": "loss", "title": "<script>x</script>"}]))
+    html = Audited(named)._repr_html_()
+    assert "<script" not in html
+    assert "&lt;script&gt;x&lt;/script&gt;" in html
+    assert headline(named) in html
+    assert how_to_read(named) in html
+    assert len(html) < 10_000
+
+
+def test_the_file_is_written_whole_and_is_the_same_again(tmp_path: Path, undrawn: None) -> None:
+    path = page.write(samples.audit(PROTECTED), tmp_path / "audit.html")
+    first = path.read_bytes()
+    assert page.write(record.read(content(samples.audit(PROTECTED))), path).read_bytes() == first
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_needs_nothing_but_itself_and_names_from_outside_are_text_never_markup() -> None:
+    audit = copied(LEAKING, run_dir=f"runs/{HOSTILE}"[:-12], method=HOSTILE)
     for several in ("attacks", "vantages", "clients", "exposed", "sweep"):
         for one in audit[several]:
             for key in ("title", "paper", "sees", "client", "unit", "label"):
@@ -327,60 +293,29 @@ def test_names_from_outside_are_text_never_markup(unprotected: Audit) -> None:
         one |= {"why": HOSTILE, "note": HOSTILE, "epsilon_how": HOSTILE}
         one["measured"] = {HOSTILE: 0.5}
     audit["baseline"] = {"why": HOSTILE}
-    outline = outlined(audit)
-    assert {"script", "img"}.isdisjoint(outline.tags)
-    assert outline.text.count(HOSTILE) > 50
-    assert outline.tags.count("svg") == outlined(unprotected).tags.count("svg")
+    outline = Outline(page.page(samples.audit(audit)))
+    assert {"script", "link", "img", "iframe", "object"}.isdisjoint(outline.tags)
+    assert " ".join(outline.lines).count(HOSTILE) > 50
+    for name, value in outline.attributes:
+        assert not name.startswith("on")
+        assert name not in ("href", "xlink:href", "src") or value.startswith("#")
+    identifiers = [value for name, value in outline.attributes if name == "id"]
+    assert len(identifiers) == len(set(identifiers))
+    used = {found for _, value in outline.attributes for found in re.findall(r"url\(#([^)]+)\)", value)}
+    assert used
+    assert used <= set(identifiers)
 
 
-def test_a_terminal_of_80_columns_shows_the_verdict_and_every_attack(
-    unprotected: Audit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    display.show(samples.audit(samples.copied(unprotected, method=HOSTILE)))
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 80
-    assert printed.startswith("verdict: LEAK, no guarantee covers it\n")
-    assert " ".join(verdict(unprotected)["text"].split()) in " ".join(printed.split())
-    assert printed.count("LEAK") == 19
-    assert "n/a" in printed
-    assert "word recall" in printed
-    assert "83.0 %" in printed
-    assert "│ epsilon accounted │ no guarantee │" in " ".join(printed.split())
-    assert "│ examples in training, held out │" in " ".join(printed.split())
+def test_one_auc_has_one_interval(tmp_path: Path) -> None:
+    """That of the cell, beside other runs too: of the main attack, so that nothing is to be corrected for a choice."""
+    told = copied(cells(LEAKING, auc_interval_corrected=[0.111, 0.999]), main={"attack": "rmia", "vantage": "outsider"})
+    (tmp_path / "result.json").write_text(json.dumps({"epsilon": None, "accuracy": 0.9}))
+    row = sweep._row(tmp_path, samples.audit(told))
+    of_main = next(one for one in told["cells"] if (one["attack"], one["vantage"]) == ("rmia", "outsider"))
+    assert (row.attack, row.auc, list(row.auc_interval or ())) == ("rmia", of_main["auc"], of_main["auc_interval"])
 
 
-def test_the_terminal_names_an_attack_that_applies_nowhere_below_the_table(
-    unprotected: Audit, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    told = samples.copied(unprotected)
-    gone = told["attacks"][0]
-    for cell in told["cells"]:
-        if cell["attack"] == gone["name"]:
-            cell.update(applicable=False, why="no such tensors")
-    display.show(samples.audit(told))
-    table, _, below = capsys.readouterr().out.partition("AUC with its 95 % interval.")
-    assert gone["title"] not in table
-    assert told["attacks"][1]["title"] in table
-    named = next(line for line in below.splitlines() if line.startswith("Not applicable in this run"))
-    assert gone["title"] in named
-
-
-def test_runs_that_differ_in_more_than_privacy_are_not_said_to_be_alike(unprotected: Audit, undrawn: None) -> None:
-    told = samples.copied(unprotected)
-    assert "The same training with different privacy" in outlined(told).text
-    for run, method in zip(told["sweep"], ("fedlora", "bitfit", "bitfit"), strict=False):
-        run["of"] = {"data": "notes", "method": method}
-    text = outlined(told).text
-    assert "These runs differ in more than their privacy: in their method." in text
-    assert "The same training" not in text
-
-
-def test_an_audit_of_nothing_has_a_page(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "This audit cannot tell" in outlined({}).text
-    display.show(samples.audit({}))
-    assert "cannot tell" in capsys.readouterr().out
+# Wrong values.
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -393,54 +328,40 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def small() -> Audit:
     """The leaking audit with one drawing and few cells, so that it can be spoiled everywhere."""
-    audit = samples.unprotected()
-    kept = audit["cells"][:2] + audit["cells"][22:24] + audit["cells"][-1:]
-    curve = {name: values[::300] for name, values in audit["roc"]["loss/outsider"].items()}
-    return audit | {
-        "cells": kept,
-        "roc": {"loss/outsider": curve},
-        "verdict": verdict(audit),
-        "exposed": audit["exposed"][:2],
-    }
+    kept = LEAKING["cells"][:2] + LEAKING["cells"][22:24] + LEAKING["cells"][-1:]
+    curve = {name: values[::300] for name, values in LEAKING["roc"]["loss/outsider"].items()}
+    few = {"cells": kept, "roc": {"loss/outsider": curve}, "exposed": LEAKING["exposed"][:2]}
+    return copied({**LEAKING, **few, "verdict": verdict(LEAKING)})
 
 
 def test_a_damaged_audit_is_one_sentence_that_names_the_value() -> None:
     whole = samples.whole(small())
     assert record.read(whole, "x").cells
-    for damage, said in (
-        ({"cells": "x"}, "cells is 'x'"),
-        ({"cells": [1]}, "cells is 1"),
-        ({"cells": [{**whole["cells"][0], "auc": "high"}]}, "auc is 'high'"),
-        ({"cells": [{"attack": "loss"}]}, "cells has no vantage"),
-        ({"rounds": 1.5}, "rounds is 1.5"),
-        ({"verdict": {"level": "splendid", "text": "All is well.", "summary": ""}}, "level is 'splendid'"),
-        ({"significance": math.nan}, "significance is nan"),
-        ({"delta": 10**400}, "too large"),
-        ({"baseline": {**whole["baseline"], "auc_interval": [0.1]}}, "shorter"),
-        ({"roc": {"loss/outsider": {**whole["roc"]["loss/outsider"], "fpr": [None]}}}, "fpr is None"),
+    for damage in (
+        {"cells": "x"},
+        {"cells": [1]},
+        {"cells": [{**whole["cells"][0], "auc": "high"}]},
+        {"cells": [{"attack": "loss"}]},
+        {"rounds": 1.5},
+        {"verdict": {"level": "splendid", "text": "All is well.", "summary": ""}},
+        {"significance": math.nan},
+        {"delta": 10**400},
+        {"baseline": {**whole["baseline"], "auc_interval": [0.1]}},
+        {"roc": {"loss/outsider": {**whole["roc"]["loss/outsider"], "fpr": [None]}}},
     ):
-        with pytest.raises(
-            RunDirectoryError, match=r"^private/audit\.json is damaged, or of another version"
-        ) as caught:
+        with refused(RunDirectoryError):
             record.read({**whole, **damage}, "private/audit.json")
-        assert said in str(caught.value)
-        assert str(caught.value).endswith("): audit the run again")
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "spoil",
-    chosen([None, math.nan, [1, "x"], {"a": None}, "x"], [None]),
-    ids=["null", "nan", "list", "object", "text"],
+    "spoil", chosen([None, math.nan, [1, "x"], {"a": None}, "x"], [None]), ids=["null", "nan", "list", "object", "text"]
 )
-def test_whatever_one_value_is_it_is_named_or_the_page_is_written(
-    spoil: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without drawings, which take most of the time, get numbers alone, and have a test of their own."""
-    monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
+def test_whatever_one_value_is_it_is_named_or_the_page_is_written(spoil: Any, undrawn: None, capsys: Capsys) -> None:
+    """Drawings get numbers alone, and have a test of their own."""
     whole = samples.whole(small())
     for path in paths(whole):
-        content = samples.copied(whole)
+        content = copied(whole)
         place: Any = content
         for key in path[:-1]:
             place = place[key]
@@ -454,22 +375,22 @@ def test_whatever_one_value_is_it_is_named_or_the_page_is_written(
     assert "verdict" in capsys.readouterr().out
 
 
-CURVES: tuple[dict[str, Any], ...] = (
+CURVES: tuple[Audit, ...] = (
     {"fpr": [0, 1], "tpr": [0, 1], "low": [], "high": []},
     {"fpr": [0, 0, 1], "tpr": [0, 1, 1], "low": [0, 0, 1], "high": [1, 1, 1]},
     {"fpr": [0, 1e-9, 1], "tpr": [0, 0, 1], "low": [0, 0, 0], "high": [0, 1, 1]},
 )
-ROWS: tuple[dict[str, Any], ...] = (
+ODD_ROWS: tuple[Audit, ...] = (
     {"auc": None, "accuracy": None, "epsilon_lower": None},
     {"auc_interval": None, "epsilon": None},
     {},
 )
-CELLS: tuple[dict[str, Any], ...] = ({"epsilon_lower": 0.0}, {"epsilon_lower": None}, {"members": 0, "non_members": 0})
+ODD_CELLS: tuple[Audit, ...] = ({"epsilon_lower": 0.0}, {"epsilon_lower": None}, {"members": 0, "non_members": 0})
 
 
 @pytest.mark.nightly
-@every(("curve", "row", "cell"), zip(CURVES, ROWS, CELLS, strict=True))
-def test_drawings_of_odd_numbers(curve: dict[str, Any], row: dict[str, Any], cell: dict[str, Any]) -> None:
+@every(("curve", "row", "cell"), zip(CURVES, ODD_ROWS, ODD_CELLS, strict=True))
+def test_drawings_of_odd_numbers(curve: Audit, row: Audit, cell: Audit) -> None:
     """A curve, rows of the comparison and cells have a drawing each, so that one page tries an oddity of every one."""
     audit = small()
     audit["roc"].update({"loss/outsider": curve})

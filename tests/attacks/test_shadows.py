@@ -24,8 +24,9 @@ from secure_fed.learning.training.local import Trained, scheduled_lr
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.sums import OpenSum
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
 from tests.contracts import runs
+from tests.golden import refused
 
 CLIENTS = 24
 HALF = {"evaluation.audit_fraction": 0.6}
@@ -117,16 +118,6 @@ def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(
     require_close(products(together.states), products(alone.states), start)
 
 
-def test_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    federation = few()
-    inside, told = drawn(federation, 2), []
-    whole = trained(federation.assembly, inside, 1)
-    monkeypatch.setattr(shadows, "_HELD", 1)
-    parts = trained(federation.assembly, inside, 1, lambda done, total: told.append((done, total)))
-    require_close(parts.states, whole.states, federation.assembly.initial.tensors)
-    assert told == [(done, 2 * runs.ROUNDS) for done in range(1, 2 * runs.ROUNDS + 1)]
-
-
 # The same procedure.
 
 
@@ -165,10 +156,8 @@ NOISED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("more", chosen(NOISED, [NOISED[0], NOISED[-1]]))
-def test_with_the_coins_and_the_noise_of_a_private_run_it_is_the_run(
-    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("more", chosen(NOISED, NOISED[:1]))
+def test_with_coins_and_noise_of_a_run_it_is_the_run(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shadows, "_seed_of", lambda seed, number: 3)  # the run's
     federation = many(**more, **{"training.together": 64})
     run = federation.run().state.tensors
@@ -199,24 +188,32 @@ def test_a_run_that_ended_early_is_repeated_as_far_as_it_came() -> None:
     assert same(part.states[0], reference.state.tensors)
 
 
+def test_a_few_at_a_time_are_the_same_and_noise_is_new_for_each_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, told = many(**{"federation.cohort": 3}), []
+    inside = np.stack([federation.assembly.audit_pool.members] * 2)
+    whole, other = (trained(federation.assembly, inside, seed, rounds=1).states for seed in (1, 2))
+    monkeypatch.setattr(shadows, "_HELD", 1)
+    parts = trained(federation.assembly, inside, 1, lambda *done: told.append(done), rounds=1).states
+    require_close(parts, whole, federation.assembly.initial.tensors)
+    assert told == [(1, 2), (2, 2)]
+    assert not same(whole[0], whole[1])
+    assert not same(whole[0], other[0])
+
+
 def test_asking_other_clients_the_second_time_is_an_error() -> None:
+    """Clients sit out what they would sit out in a run."""
     federation = few()
     reference = Reference.of(federation.assembly, federation.assembly.audit_pool.members, 0)
     jobs = reference.noted(0.1)
     assert [job.examples for job in jobs] == [client.examples for client in reference.clients]
     results = [Trained(job.before.select(job.trainable), 0.0) for job in jobs]
     reference.desk.noted.reverse()
-    with pytest.raises(RuntimeError, match="other clients"):
+    with refused(RuntimeError):
         reference.round(0.1, results)
-
-
-def test_noise_is_new_for_each_reference_and_the_same_for_the_same_seed() -> None:
-    federation = many()
-    inside = np.stack([federation.assembly.audit_pool.members] * 2)
-    first, again, other = (trained(federation.assembly, inside, seed, rounds=1).states for seed in (1, 1, 2))
-    assert same(first[0], again[0])
-    assert not same(first[0], first[1])
-    assert not same(first[0], other[0])
+    held = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2}).assembly
+    allowance = Reference.of(held, np.ones(len(held.audit_pool.units), dtype=bool), 0).clients[0]._setup.allowance
+    assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
+    assert allowance("b", 2, 1) == 2
 
 
 @pytest.mark.parametrize("more", [{}, {"federation.weighting": "examples", "secure_aggregation.most_examples": 4}])
@@ -229,15 +226,9 @@ def test_a_masked_federation_is_repeated_without_masks(more: dict[str, Any]) -> 
 
 
 def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
-    federation = many(
-        **{
-            "privacy.noise": "distributed",
-            "federation.sampling": "fixed",
-            "secure_aggregation.enabled": True,
-            "federation.cohort": 8,
-            "secure_aggregation.dropout": 0.3,
-        }
-    )
+    masks = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.3}
+    drawn = {"federation.sampling": "fixed", "federation.cohort": 8}
+    federation = many(**{"privacy.noise": "distributed", **masks, **drawn})
     shares = federation.assembly.protection.shares
     assert isinstance(shares, DistributedGaussian)
     reference = Reference.of(federation.assembly, federation.assembly.audit_pool.members, 0)
@@ -254,30 +245,24 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
 
 def test_a_client_trains_on_its_units_that_are_inside_and_on_all_that_is_in_no_pool() -> None:
     federation = few()
+    pool = federation.assembly.audit_pool.units
     for members in drawn(federation, 3):
         clients = Reference.of(federation.assembly, members, 0).clients
-        said = [name for client in clients for name in _told(client.examples)]
-        pool = federation.assembly.audit_pool.units
+        said = [tuple(one["input_ids"].tolist()) for client in clients for one in client.examples]
         outside = {tuple(unit.examples[0]["input_ids"]) for unit, is_in in zip(pool, members, strict=True) if not is_in}
         assert not outside & set(said)
         assert len(said) == sum(runs.SIZES) - int((~members).sum())
 
 
-def _told(examples: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(example["input_ids"].tolist()) for example in examples]
-
-
 @pytest.mark.parametrize("cohort", [4, CLIENTS])
 def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None:
     federation = many(**{"federation.cohort": cohort})
+    units = federation.assembly.audit_pool.units
     for members in drawn(federation, 3):
         reference = Reference.of(federation.assembly, members, 0)
-        outside = {
-            unit.name for unit, is_in in zip(federation.assembly.audit_pool.units, members, strict=True) if not is_in
-        }
         names = [client.name for client in reference.clients]
-        assert set(names).isdisjoint(outside)
-        assert len(names) == CLIENTS - len(outside)
+        assert set(names).isdisjoint(unit.name for unit, is_in in zip(units, members, strict=True) if not is_in)
+        assert len(names) == CLIENTS - int((~members).sum())
         assert list(reference.server.names) == names
         sampler = reference.server.sampler  # as of all clients, whoever is outside
         assert (sampler.expected, sampler.rate) == (pytest.approx(cohort), pytest.approx(cohort / CLIENTS))
@@ -302,18 +287,10 @@ def test_no_ledger_is_made_or_touched_even_where_the_budget_is_spent(tmp_path: P
     assert federation.assembly.charges.budget is None
 
 
-def test_a_client_sits_out_what_it_would_sit_out_in_a_run() -> None:
-    federation = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2})
-    reference = Reference.of(federation.assembly, np.ones(len(federation.assembly.audit_pool.units), dtype=bool), 0)
-    allowance = reference.clients[0]._setup.allowance
-    assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
-    assert allowance("b", 2, 1) == 2
-
-
 # Coins.
 
 
-@pytest.mark.parametrize("count", [2, 7, 16])
+@every("count", [2, 7, 16])
 def test_every_unit_is_inside_of_half_the_references(count: int) -> None:
     inside = coins(count, range(2000), np.random.default_rng(0))
     assert inside.shape == (count, 2000)
@@ -333,11 +310,9 @@ def test_coins_depend_on_the_seed_and_equal_examples_share_theirs() -> None:
     copied = replace(federation.assembly.audit_pool, units=(*units, replace(units[0], name="copy", client="elsewhere")))
     inside = coins(8, lots(copied), np.random.default_rng(0))
     assert np.array_equal(inside[:, 0], inside[:, -1])
-    assert len(set(lots(federation.assembly.audit_pool))) == len({_told(unit.examples)[0] for unit in units})
-
-
-def test_too_few_references_and_no_units_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least 2"):
-        references(few().assembly, 1, 0)
-    with pytest.raises(UsageError, match="audit_fraction is 0"):
+    texts = {unit.examples[0]["input_ids"].tobytes() for unit in units}
+    assert len(set(lots(federation.assembly.audit_pool))) == len(texts)
+    with refused(UsageError):
+        references(federation.assembly, 1, 0)
+    with refused(UsageError):
         references(few(**{"evaluation.audit_fraction": 0.0}).assembly, 2, 0)

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from attacks.texts.factor_changes import Sent, families
+from attacks import gradient_inversion
+from attacks.adversary.case import Settings
+from attacks.texts import factor_changes
+from attacks.texts.factor_changes import Sent, factor_of, families, scaled_by, undone
+from attacks.texts.recovery import prior_knowledge
 from attacks.texts.span import MEMBER_A, Family, FirstLayer, Found, Rows, SpanTest, rounding, row_space, search
 from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.tensors.tensors import LowRank, Tensors
+from tests.attacks.federations import case
 from tests.cells import every
 
 WIDTH, OUT, RANK, SCALE, VOCABULARY = 40, 30, 8, 2.0, 300
@@ -66,7 +75,7 @@ def test_every_input_and_no_other_is_in_the_rows_of_a(count: int) -> None:
     assert recovered(found["A"]) == set(range(count))
 
 
-@pytest.mark.parametrize("count", [1, 4, RANK - 1])
+@every("count", [1, 4, RANK - 1])
 def test_b_alone_shows_fewer_inputs_than_its_rank(count: int) -> None:
     before = state(b_scale=0.0)
     found = by_name([Sent(steps(before, CANDIDATES[:count]), before)])
@@ -74,22 +83,18 @@ def test_b_alone_shows_fewer_inputs_than_its_rank(count: int) -> None:
     assert recovered(found["B"]) == set(range(count))
 
 
-@pytest.mark.parametrize("count", [RANK, RANK + 1, 20])
+@every("count", [RANK, RANK + 1, 20])
 def test_b_says_nothing_of_as_many_inputs_as_its_rank(count: int) -> None:
-    """In R^r every candidate would pass; the test reports none of them, whatever is stacked."""
+    """In R^r every candidate would pass; the test reports none of them, whatever is stacked. As little does A of its width."""
     before = state(b_scale=0.0)
     sent = [Sent(steps(before, CANDIDATES[:count], seed=seed), before) for seed in (0, 100)]
     family = by_name(sent)["B"]
     assert family.vacuous
     assert recovered(family) == set()
     assert all(float(test.distances(CANDIDATES).max()) < 1e-6 for test in family.tests)  # they would have passed
-
-
-def test_a_says_nothing_of_as_many_inputs_as_it_is_wide() -> None:
-    rows = Rows(normal(WIDTH, WIDTH, seed=3), 1e-9)
-    family = Family("A", (SpanTest(row_space([rows]), WIDTH, MEMBER_A),))
-    assert family.vacuous
-    assert recovered(family) == set()
+    wide = Family("A", (SpanTest(row_space([Rows(normal(WIDTH, WIDTH, seed=3), 1e-9)]), WIDTH, MEMBER_A),))
+    assert wide.vacuous
+    assert recovered(wide) == set()
 
 
 def test_rounds_of_the_same_texts_span_more_of_them() -> None:
@@ -107,42 +112,31 @@ def test_sums_of_steps_and_clipping_leave_the_span() -> None:
         assert recovered(by_name([Sent(sent, state())])["A"]) == set(range(10))
 
 
-def test_adams_steps_leave_no_candidate() -> None:
+def test_adams_steps_and_noise_as_large_as_the_change_leave_no_candidate() -> None:
     change = steps(state(), CANDIDATES[:5])
     signs = Tensors((name, change.tensor(name).sign() * 1e-3) for name in change)
     assert recovered(by_name([Sent(signs, state())])["A"]) == set()
-
-
-def test_noise_as_large_as_the_change_leaves_nothing() -> None:
-    change = steps(state(), CANDIDATES[:5])
     std = float(change.tensor(PAIRS[0].a).square().mean().sqrt())
     noised = Tensors(
         (n, change.tensor(n) + std * normal(*change.tensor(n).shape, seed=9 + i)) for i, n in enumerate(change)
     )
-    found = by_name([Sent(noised, state(), noise_std=std)])["A"]
-    assert recovered(found) == set()
+    assert recovered(by_name([Sent(noised, state(), noise_std=std)])["A"]) == set()
 
 
-def test_factors_of_products_show_both_changes_in_the_clear() -> None:
-    """[s dB, s B] [A + dA ; dA], and while B is zero the product alone gives dB."""
+def test_products_are_read_by_their_factors_or_off_the_known_rows() -> None:
+    """[s dB, s B] [A + dA ; dA] shows both changes in the clear. Without the factors A's shows off its known rows, and, while B
+    is zero, the product alone gives dB.
+    """
     before, change = state(), steps(state(), CANDIDATES[:RANK])
     products = Tensors(product(pair, before, change) for pair in PAIRS)
     assert recovered(by_name([Sent(products, before)])["A"]) == set(range(RANK))
-
-
-def test_products_whose_factors_do_not_show_are_looked_at_off_the_known_rows() -> None:
-    before, change = state(), steps(state(), CANDIDATES[:RANK])
-    products = Tensors(product(pair, before, change) for pair in PAIRS).dense()
-    found = by_name([Sent(products, before)])
+    found = by_name([Sent(products.dense(), before)])
     assert list(found) == ["product"]
     assert recovered(found["product"]) == set(range(RANK))
-
-
-def test_a_product_over_zero_b_gives_the_change_of_b() -> None:
-    before = state(b_scale=0.0)
-    change = steps(before, CANDIDATES[: RANK - 2])
-    products = Tensors(product(pair, before, change) for pair in PAIRS).dense()
-    assert recovered(by_name([Sent(products, before)])["B"]) == set(range(RANK - 2))
+    zero = state(b_scale=0.0)
+    change = steps(zero, CANDIDATES[: RANK - 2])
+    products = Tensors(product(pair, zero, change) for pair in PAIRS).dense()
+    assert recovered(by_name([Sent(products, zero)])["B"]) == set(range(RANK - 2))
 
 
 def product(pair: Pair, before: Tensors, change: Tensors) -> tuple[str, LowRank]:
@@ -152,18 +146,15 @@ def product(pair: Pair, before: Tensors, change: Tensors) -> tuple[str, LowRank]
 
 
 def test_the_rank_is_what_stands_out_of_the_rounding_of_parameters() -> None:
-    """A change of rank 5 added to float32 parameters, and taken off again, has full rank by its numbers."""
+    """A change of rank 5 added to float32 parameters, and taken off again, has full rank by its numbers. No change has none."""
     before = normal(24, WIDTH, seed=1).float()
     true = (normal(24, 5, seed=2) @ normal(5, WIDTH, seed=3) * 1e-4).float()
     change = (before + true) - before
     assert np.linalg.matrix_rank(change.double().numpy()) == 24
     assert row_space([Rows(change, rounding(change, before))]).shape == (5, WIDTH)
-
-
-def test_no_change_has_no_rows() -> None:
     nothing = torch.zeros(8, WIDTH)
     assert row_space([Rows(nothing, rounding(nothing, torch.ones(8, WIDTH)))], most=8).shape[0] == 0
-    assert row_space([Rows(torch.zeros(8, WIDTH), 0.0)]).shape[0] == 0
+    assert row_space([Rows(nothing, 0.0)]).shape[0] == 0
     assert Family("A", (SpanTest(torch.zeros(0, WIDTH), WIDTH, MEMBER_A),)).vacuous
 
 
@@ -184,14 +175,160 @@ def test_the_tolerance_is_what_chance_does_not_reach() -> None:
 
 
 def test_no_more_tokens_are_certain_than_a_row_space_has_dimensions() -> None:
+    """Guesses are the nearest of each position."""
     family = Family("A", (SpanTest(torch.eye(40, dtype=torch.float64)[:3], 40, MEMBER_A),))
     found = Found(family, 10, KEYS[:6], torch.tensor([0.01, 0.001, 0.02, 0.002, 0.003, 0.5]))
     assert found.certain() == {(0, 1), (0, 3), (0, 4)}
-
-
-def test_guesses_are_the_nearest_of_each_position() -> None:
-    family = Family("A", (SpanTest(torch.eye(40, dtype=torch.float64)[:3], 40, MEMBER_A),))
     keys = torch.tensor([[0, 5], [0, 6], [1, 7], [0, 8]])
     found = Found(family, 10, keys, torch.tensor([0.2, 0.1, 0.25, 0.05]))
     assert found.nearest(1) == {(0, 8), (1, 7)}
     assert found.nearest(2) == {(0, 8), (0, 6), (1, 7)}
+
+
+# The gradient of one step of torch's AdamW, and the factor of a scaled change from float32's grid. Clipping hides nothing.
+
+
+def stepped(before: Tensor, lr: float, *gradients: Tensor) -> Tensor:
+    parameter = torch.nn.Parameter(before.clone())
+    optimizer = torch.optim.AdamW([parameter], lr, weight_decay=0.0)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach() - before
+
+
+@every("size", [1e-5, 1e-4, 1e-3])
+@every("start", [0.0, 0.02])
+@every("lr", [5e-3, 1e-4])
+@every("factor", [1.0, 0.37])
+def test_it_is_the_gradient_up_to_the_error_that_is_said(size: float, start: float, lr: float, factor: float) -> None:
+    """The error of the recovered gradient has the spread that `undone` returns, where that is small beside the gradient."""
+    generator = torch.Generator().manual_seed(0)
+    gradient = size * torch.randn(64, 64, generator=generator)
+    before = start * torch.randn(64, 64, generator=generator)
+    change = factor * stepped(before, lr, gradient)
+    large = factor * stepped(torch.zeros(9), lr, torch.ones(9))  # somewhere a gradient is large, as in a head
+    of = factor_of([change, large], lr)
+    found, error = undone(change, before, lr, factor)
+    assert of == pytest.approx(factor, rel=1e-4 if start else 1e-6)
+    if error > 0.1 * factor * size:  # half of a gradient's bits are lost in rounding
+        assert (start, lr) == (0.02, 1e-4)
+        return
+    apart = float((found - factor * gradient.double()).square().mean().sqrt())
+    assert error / 4 < apart < 2 * error
+
+
+def test_the_error_says_what_is_lost() -> None:
+    """A step of 0.0001 on parameters of size 1 loses a gradient of 0.001 to rounding; on zeros almost all of it remains."""
+    gradient = 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+
+    def lost(start: float) -> float:
+        before = torch.full((64, 64), start)
+        found, error = undone(stepped(before, 1e-4, gradient), before, 1e-4)
+        return error / float(found.square().mean().sqrt())
+
+    assert lost(0.0) < 0.05
+    assert lost(1.0) > 0.5
+
+
+def test_a_second_step_is_another() -> None:
+    """A broken variant that treats two steps as one: with another gradient in the second step, nothing fits."""
+    generator = torch.Generator().manual_seed(0)
+    first, second = (1e-4 * torch.randn(64, 64, generator=generator) for _ in range(2))
+    found, _ = undone(stepped(torch.zeros(64, 64), 5e-3, first, second), torch.zeros(64, 64), 5e-3)
+    assert torch.nn.functional.cosine_similarity(found.flatten(), (first + second).double().flatten(), 0) < 0.9
+
+
+def parameters(seed: int, size: float = 0.1, step: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """A change of float32 parameters, as whoever takes the difference has it, and where it began."""
+    generator = torch.Generator().manual_seed(seed)
+    before = size * torch.randn(40, 50, generator=generator)
+    after = before + step * size * torch.randn(40, 50, generator=generator)
+    return after - before, before
+
+
+@every("seed", range(3))
+@every("factor", [1e-6, 0.37, 1.0, 7.1, 1e6])
+@every("step", [1e-5, 1e-3])
+def test_the_factor_is_found(seed: int, factor: float, step: float) -> None:
+    """Tensors of all sizes share it."""
+    change, before = parameters(seed, step=step)
+    assert scaled_by([(change * factor, before)]) == pytest.approx(factor, rel=1e-5)
+    parts = [parameters(seed + at, size, step) for at, size in enumerate((1e-3, 0.1, 20.0))]
+    assert scaled_by([(change * factor, before) for change, before in parts]) == pytest.approx(factor, rel=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**31), st.floats(1e-6, 1e6), st.sampled_from([1e-5, 1e-3, 0.3]))
+def test_another_factor_is_never_found(seed: int, factor: float, step: float) -> None:
+    """Of changes as large as the parameters the grid may be too fine to be seen; then none is named."""
+    change, before = parameters(seed, step=step)
+    found = scaled_by([(change * factor, before)])
+    assert found is None or found == pytest.approx(factor, rel=1e-5)
+
+
+def test_sums_of_updates_are_on_the_grid_of_one() -> None:
+    (one, before), generator = parameters(0), torch.Generator().manual_seed(9)
+    other = (before + 1e-5 * torch.randn(40, 50, generator=generator)) - before
+    assert scaled_by([(one + other, before)]) == pytest.approx(1, rel=1e-5)
+    assert scaled_by([(one / math.pi + other / math.e, before)]) is None
+
+
+@every("seed", range(2))
+def test_numbers_on_no_grid_have_no_factor(seed: int) -> None:
+    """Nor have changes that are none. Noise is known by its size, and hides the factor."""
+    change, before = parameters(seed)
+    noise = torch.randn(40, 50, generator=torch.Generator().manual_seed(seed + 1))
+    for changes in (
+        [],
+        [(change, torch.zeros_like(before))],
+        [(torch.zeros_like(change), before)],
+        [(1e-4 * noise, before)],
+        [(change.double() + 1e-7 * noise, before)],
+    ):
+        assert scaled_by(changes) is None
+    assert Sent(Tensors({"a": noise}), Tensors({"a": before}), noise_std=1.0).factor == 1.0
+
+
+FACTORS = (1e-3, 0.3, 1e3)
+
+
+def test_the_factor_matters() -> None:
+    """A has more rows than the space is wide; if rounding is taken for less than it is, every candidate would pass."""
+    of = case(clients=1, each=3, method__rank=64)
+    at, one = prior_knowledge(of), of.seen.updates[-1]
+
+    def of_a(factor: float) -> Family:
+        sent = Sent(one.contribution * factor, at.before(one.round))
+        return families([sent], at.first, at.scale)[0]
+
+    assert of_a(1.0).rank == of_a(1e3).rank < 128
+    with patch.object(factor_changes, "scaled_by", lambda changes: None):
+        assert not of_a(1.0).vacuous
+        assert of_a(1e3).vacuous
+
+
+def test_products_whose_factors_do_not_show_are_read_at_any_scale() -> None:
+    of = case(clients=1, method__name="fra_lora", method__rank=4)
+    at, one = prior_knowledge(of), of.seen.updates[-1]
+    dense, inputs = one.contribution.dense(), next(at.first.blocks())[1][:500]
+    plain, *others = (families([Sent(dense * f, at.before(one.round))], at.first, at.scale) for f in (1.0, *FACTORS))
+    for scaled in others:
+        assert [(family.name, family.rank) for family in scaled] == [(family.name, family.rank) for family in plain]
+        assert torch.allclose(scaled[0].distances(inputs), plain[0].distances(inputs), atol=1e-3)
+
+
+@pytest.mark.nightly
+def test_the_whole_attack_finds_the_same_in_clipped_updates() -> None:
+    """Every client is clipped by a different factor."""
+    of = case(clients=3, each=4, method__rank=32)
+    short = [
+        replace(one, contribution=one.contribution * (0.5 / (2 + index))) for index, one in enumerate(of.seen.updates)
+    ]
+    names = ("recall", "precision", "bag_recall", "bag_precision")
+    plain = gradient_inversion.run(of, Settings()).measured
+    found = gradient_inversion.run(replace(of, seen=replace(of.seen, updates=short)), Settings()).measured
+    assert plain["exact_applicable"] == 3  # in the second round
+    assert plain["bag_recall"] > 0.3
+    assert {name: found[name] for name in names} == pytest.approx({name: plain[name] for name in names}, abs=0.01)
+    assert found["all_rounds"]["bag_recall"] == pytest.approx(plain["all_rounds"]["bag_recall"], abs=0.01)

@@ -1,0 +1,382 @@
+"""Canaries: of random direction, by cosines and by the likelihood of having been drawn, and the law of those held out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.stats import norm
+
+from attacks import canary_cosine, canary_likelihood
+from attacks.adversary import steps
+from attacks.adversary.case import Case, Inapplicable, Seen, Settings, sums_of
+from attacks.adversary.null import drawn_tails, refuted, sphere_tails
+from attacks.adversary.steps import releases, spaced
+from attacks.canary_likelihood import likelihood
+from attacks.evidence import judge
+from attacks.evidence.bounds import lower_bound
+from attacks.evidence.judge import independent
+from secure_fed.learning.training.canary_directions import direction
+from secure_fed.runs import roc
+from secure_fed.runs.recording import Update
+from secure_fed.tensors.tensors import Layout, Tensors
+from tests.attacks import canaried
+from tests.cells import chosen, every
+from tests.golden import refused
+
+DELTA, LEVEL = 1e-3, 0.05
+NOISED: dict[str, Any] = {**canaried.CLIENTS, "privacy.noise_multiplier": 1.0}
+MUCH_NOISE: dict[str, Any] = {**canaried.CLIENTS, "privacy.noise_multiplier": 10.0}
+CLIENTS, EXAMPLES = canaried.MANY_CLIENTS, canaried.MANY_EXAMPLES
+EXAMPLES_NOISED: dict[str, Any] = {**canaried.EXAMPLES, "privacy.noise_multiplier": 1.0}
+
+
+def bounds(scores: Any, case: Case) -> tuple[float, float]:
+    """From the coins, and estimated from the law under the null."""
+    members = case.assembly.audit_pool.members
+    by_coins: Any = lower_bound(scores, members, DELTA, LEVEL).epsilon
+    return by_coins, independent(stats.norm.sf(scores[members]), DELTA)
+
+
+# What they find.
+
+
+BROKEN: tuple[tuple[dict[str, Any], list[int]], ...] = (
+    (MUCH_NOISE, CLIENTS),
+    ({**MUCH_NOISE, "method.name": "ffa_lora"}, CLIENTS),
+    ({**MUCH_NOISE, "method.name": "fra_then_ffa", "method.switch_round": 1}, CLIENTS),
+    ({**canaried.EXAMPLES, "privacy.noise_multiplier": 10.0}, EXAMPLES),
+    ({**canaried.EXAMPLES, "privacy.noise_multiplier": 10.0, "training.optimizer": "adamw"}, EXAMPLES),
+)
+HOLDS: tuple[tuple[dict[str, Any], list[int]], ...] = (
+    (NOISED, CLIENTS),
+    (MUCH_NOISE, CLIENTS),
+    ({**NOISED, "method.name": "fra_lora"}, CLIENTS),
+    (EXAMPLES_NOISED, EXAMPLES),
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes", "noise"),
+    chosen(
+        [*((*one, False) for one in BROKEN), *((*one, True) for one in HOLDS)], [(*BROKEN[0], False), (*HOLDS[0], True)]
+    ),
+)
+def test_they_contradict_the_guarantee_where_the_noise_that_is_due_is_missing(
+    settings: dict[str, Any], sizes: list[int], noise: bool
+) -> None:
+    """For clients and examples, and with the right sign: the model moves towards a canary's direction."""
+    case, epsilon = canaried.case(settings, sizes, noise=noise)
+    finding: Any = canary_cosine.run(case, Settings())
+    if noise:
+        assert max(bounds(finding.scores, case)) <= epsilon
+    else:
+        assert canaried.auc(finding.scores, case) > 0.9
+        assert epsilon < min(bounds(finding.scores, case))
+
+
+# The law of those who did not train.
+
+
+@pytest.mark.parametrize("vantage", ["fellow_client", "outsider"])
+def test_scores_of_those_held_out_are_standard_normal(vantage: str) -> None:
+    """Of the held-out ones themselves, and of fresh directions, of which there can be many."""
+    case, _ = canaried.case(NOISED, CLIENTS, vantage)
+    finding: Any = canary_cosine.run(case, Settings())
+    held_out = finding.scores[~case.assembly.audit_pool.members]
+    assert canary_cosine.null_p_value(held_out) > 1e-2
+    measured = finding.measured
+    assert measured["null_p_value"] > 1e-2
+    assert measured["null_is_exact"]
+    assert measured["null_std"] == pytest.approx(1, abs=0.2)
+    assert measured["dimension"] == Layout.of(case.assembly.initial.tensors).size
+    assert measured["rounds"] == (3 if vantage == "fellow_client" else 1)
+    assert canary_cosine.null_p_value(2 * held_out) < 1e-2  # a score of another scale is noticed
+    assert canary_cosine.null_p_value(held_out + 1) < 1e-2
+
+
+def test_a_score_is_the_cosine_with_the_sum_of_unit_vectors_by_hand() -> None:
+    case, _ = canaried.case(NOISED, CLIENTS)
+    found: Any = canary_cosine.run(case, Settings()).scores
+    states, layout = case.seen.states, Layout.of(case.assembly.initial.tensors)
+    changes = [layout.flatten(states[t + 1] - states[t], torch.float64) for t in range(3)]
+    total = torch.stack([change / change.norm() for change in changes]).sum(0)
+    for unit, score in zip(case.units, found, strict=True):
+        u = layout.flatten(direction(unit.name, case.assembly.config.federation.seed, layout), torch.float64)
+        assert score == pytest.approx(float(u @ total / total.norm()) * math.sqrt(layout.size), abs=1e-4)
+
+
+@pytest.mark.nightly
+def test_products_of_factors_are_scaled_to_what_fresh_directions_have() -> None:
+    case, _ = canaried.case({**NOISED, "method.name": "fra_lora"}, CLIENTS)
+    finding: Any = canary_cosine.run(case, Settings())
+    assert not finding.measured["null_is_exact"]
+    assert canary_cosine.null_p_value(finding.scores[~case.assembly.audit_pool.members]) > 1e-2
+
+
+# What each adversary has.
+
+
+def test_the_sums_are_preferred_to_states_and_own_updates_to_sums() -> None:
+    case, _ = canaried.case(EXAMPLES_NOISED, EXAMPLES)
+    start = case.assembly.initial.tensors
+    rng = torch.Generator().manual_seed(0)
+
+    def some(round_: int, client: str, pass_name: str = "change") -> Update:
+        drawn = Tensors((name, torch.randn(start[name].shape, generator=rng)) for name in start)
+        return Update(round_, client, pass_name, drawn, 1.0)
+
+    updates = [some(0, "client-0"), some(0, "client-1"), some(1, "client-1"), some(1, "client-1", "later")]
+    everything = Seen("server", case.seen.final, case.seen.states, sums_of(updates), updates)
+    of_server = Case(case.assembly, everything, canaried.never)
+    assert [len(releases(of_server, f"client-{i}")) for i in range(3)] == [1, 2, 0]
+    expected = Layout.of(start).flatten(updates[0].contribution, torch.float64).numpy()
+    np.testing.assert_allclose(releases(of_server, "client-0")[0].moved, expected / np.linalg.norm(expected))
+    behind = Case(case.assembly, Seen("secure_server", case.seen.final, {}, sums_of(updates)), canaried.never)
+    total = Layout.of(start).flatten(updates[0].contribution + updates[1].contribution, torch.float64).numpy()
+    np.testing.assert_allclose(releases(behind, "client-2")[0].moved, total / np.linalg.norm(total), atol=1e-6)
+    assert len(releases(behind, "client-2")) == 2
+    finding: Any = canary_cosine.run(of_server, Settings())
+    unseen = [unit.client == "client-2" for unit in case.units]
+    assert (finding.scores[unseen] == 0).all()
+    assert (finding.scores[~np.array(unseen)] != 0).all()
+
+
+def test_the_sum_before_its_noise_tells_what_the_noised_model_does_not() -> None:
+    case, _ = canaried.case(MUCH_NOISE, CLIENTS)
+    seed, layout = case.assembly.config.federation.seed, Layout.of(case.assembly.initial.tensors)
+    inside = [unit for unit, member in zip(case.units, case.assembly.audit_pool.members, strict=True) if member]
+    sent = [Update(0, unit.name, "change", direction(unit.name, seed, layout), 1.0) for unit in inside]
+    behind = Seen("secure_server", case.seen.final, case.seen.states, sums_of(sent))
+    by_sum: Any = canary_cosine.run(Case(case.assembly, behind, canaried.never), Settings()).scores
+    by_state: Any = canary_cosine.run(case, Settings()).scores
+    assert canaried.auc(by_sum, case) > 0.99
+    assert canaried.auc(by_state, case) < 0.7
+
+
+def test_rounds_are_looked_at_evenly() -> None:
+    case, _ = canaried.case({**NOISED, "federation.rounds": 7, "federation.cohort": 12}, [2] * 24)
+    found = releases(case, "")
+    assert len(found) == 7
+    places = [id(one) for one in found]
+    assert [places.index(id(one)) for one in spaced(found, 3)] == [0, 3, 6]
+    assert [places.index(id(one)) for most in (7, None) for one in spaced(found, most)] == [*range(7), *range(7)]
+    assert canary_cosine.run(case, Settings(max_rounds=3)).measured["rounds"] == 3
+
+
+def test_without_directions_and_in_tensors_that_shrank_it_does_not_apply() -> None:
+    without, _ = canaried.case({"evaluation.audit_fraction": 1.0}, [5] * 3)
+    with refused(Inapplicable):
+        canary_cosine.run(without, Settings())
+    case, _ = canaried.case(NOISED, CLIENTS)
+    final = case.seen.final
+    name = next(name for name in final if final[name].shape == (3,))
+    shrunk = Seen("outsider", final | {name: final.tensor(name)[:2]})
+    with refused(Inapplicable):
+        canary_cosine.run(Case(case.assembly, shrunk, canaried.never), Settings())
+
+
+# By the likelihood of having been drawn.
+
+
+DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}
+
+
+def test_the_score_is_the_likelihood_ratio_by_hand() -> None:
+    """Of whoever always takes part it is the weighed sum."""
+    x, shift, rate = np.array([[0.3, -1.0], [2.5, 4.0]]), np.array([1.5, 3.0]), 0.2
+    for found, row in zip(likelihood(x, shift, rate), x, strict=True):
+        expected = 0.0
+        for one, s in zip(row, shift, strict=True):
+            mixture = (1 - rate) * norm.pdf(one) + rate * norm.pdf(one, loc=s)
+            expected += math.log(mixture / norm.pdf(one))
+        assert found == pytest.approx(expected)
+    np.testing.assert_allclose(likelihood(x, shift, 1.0), x @ shift - np.square(shift).sum() / 2)
+
+
+@every(("rate", "shift"), [(0.05, 4.0), (0.3, 1.5), (1.0, 0.5)])
+def test_it_ranks_no_worse_than_sum_and_largest(rate: float, shift: float) -> None:
+    rng = np.random.default_rng(1)
+    outs = rng.normal(size=(4000, 20))
+    ins = rng.normal(size=(4000, 20)) + shift * (rng.random((4000, 20)) < rate)
+    shifts = np.full(20, shift)
+    best = roc.auc(likelihood(ins, shifts, rate), likelihood(outs, shifts, rate))
+    assert best >= roc.auc(ins.sum(1), outs.sum(1)) - 1e-3
+    assert best >= roc.auc(ins.max(1), outs.max(1)) - 1e-3
+
+
+@pytest.mark.nightly
+def test_seldom_drawn_canaries_are_found_better_than_by_their_cosines() -> None:
+    case, epsilon = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    found: Any = canary_likelihood.run(case, Settings())
+    alike: Any = canary_cosine.run(case, Settings()).scores
+    assert canaried.auc(found.scores, case) > canaried.auc(alike, case)
+    assert found.measured["rate"] == pytest.approx(24 / len(canaried.MANY_CLIENTS))
+    assert epsilon is not None
+
+
+@pytest.mark.nightly
+def test_the_shift_foretold_is_the_shift_there_is() -> None:
+    everybody = {"federation.cohort": 120, "federation.rounds": 3, "federation.sampling": "fixed"}
+    case, _ = canaried.case({**DRAWN, **everybody}, canaried.MANY_CLIENTS)
+    of_all = canary_likelihood.run(case, Settings())
+    assert of_all.measured["rate"] == 1.0
+    members = case.assembly.audit_pool.members
+    scores: Any = canary_cosine.run(case, Settings()).scores
+    # A sum of three rounds' cosines over sqrt(3): each shifted as foretold.
+    assert scores[members].mean() == pytest.approx(of_all.measured["shift"] * math.sqrt(3), rel=0.25)
+
+
+def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None:
+    """By the held-out clients themselves; scores made with twice the dimension do not keep to the law."""
+    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
+    assert found.null is not None
+    assert found.null.rounds is not None
+    assert found.null.rounds.shape == (len(case.units), 6)
+    assert found.null.rate == pytest.approx(0.2)
+    assert not refuted(found.null.tails[~members])
+    assert np.median(found.null.tails[members]) < 0.3
+    releases = steps.releases(case, case.units[0].client)
+    shift = np.array([canary_likelihood._shift(case, one, 2) for one in releases])
+    wider = likelihood(found.null.rounds * math.sqrt(2), shift, found.null.rate)
+    assert refuted(canary_likelihood._tails(wider, releases, shift, found.null.rate, 0)[~members])
+
+
+@pytest.mark.nightly
+def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
+    """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
+    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
+    told: Any = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=6)
+    assert told.null == "known"
+    assert found.null is not None
+    rates = told.ranking.at
+    assert all(at is not None and at.fpr.value == rate for rate, at in rates.items())
+    assert told.ranking.auc == pytest.approx(1 - float(found.null.tails[members].mean()))
+    assert [one.name for one in told.estimates] == ["independent", "sampled_gaussian"]
+    refused: Any = judge.judged(replace(found, null=None), members, delta=1e-3, significance=0.05, seed=0)
+    assert set(refused.ranking.at.values()) == {None}
+    wrong = replace(found, null=replace(found.null, tails=np.square(found.null.tails)))
+    given_up = judge.judged(wrong, members, delta=1e-3, significance=0.05, seed=0)
+    assert (given_up.null, given_up.estimates, given_up.ranking) == ("refuted", (), refused.ranking)
+
+
+def test_where_it_cannot_know_the_length_it_says_so() -> None:
+    of_examples, _ = canaried.case({**canaried.EXAMPLES, "privacy.noise_multiplier": 1.0}, canaried.MANY_EXAMPLES)
+    products, _ = canaried.case({**DRAWN, "method.name": "fra_lora", "federation.rounds": 1}, canaried.MANY_CLIENTS)
+    unseen, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    unseen = replace(unseen, seen=replace(unseen.seen, states={}, sums=(), updates=()))
+    turns, _ = canaried.case(
+        {**DRAWN, "federation.sampling": "schedule", "privacy.noise": "central", "privacy.correlation": "none"},
+        canaried.MANY_CLIENTS,
+    )
+    for case in (of_examples, products, unseen, turns):
+        with refused(Inapplicable):
+            canary_likelihood.run(case, Settings())
+
+
+# The law of non-members' scores: exact on the sphere, sampled if it has no formula, and rejected if it is wrong.
+
+
+Floats = NDArray[np.float64]
+RATE, SHIFT = 0.3, np.array([1.5, 2.0, 1.0, 1.5])
+
+
+def sphere(count: int, dimension: int, seed: int) -> Floats:
+    drawn = np.random.default_rng(seed).normal(size=(count, dimension))
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+
+
+def score(x: Floats) -> Floats:
+    return likelihood(x, SHIFT, RATE)
+
+
+@every("dimension", [2, 3, 10, 20_000])
+def test_the_tail_on_the_sphere_is_that_of_its_integral(dimension: int) -> None:
+    """P(u >= t) is the share of the sphere's surface at angles up to arccos t, of weight sin^(d - 2)."""
+    scores = np.array([-1.0, 0.0, 0.4, 1.2])
+    found = sphere_tails(scores, dimension)
+    half = np.pi / 2 if dimension < 1000 else 0.1  # beyond which nothing is left of the weight
+    grid = np.linspace(np.pi / 2 - half, np.pi / 2 + half, 400_001)
+    weight = np.sin(grid) ** (dimension - 2)
+    for tail, at in zip(found, scores, strict=True):
+        angle = np.arccos(np.clip(at / np.sqrt(dimension), -1, 1))
+        expected = np.trapezoid(np.where(grid <= angle, weight, 0), grid) / np.trapezoid(weight, grid)
+        assert tail == pytest.approx(expected, abs=2e-4)
+    if dimension > 1000:
+        np.testing.assert_allclose(found, stats.norm.sf(scores), rtol=1e-3)
+
+
+def seen(dimension: int) -> Floats:
+    """Four unit vectors, two of them almost equal, as in rounds with the same drift."""
+    spans = sphere(4, dimension, 1)
+    spans[3] = 0.9 * spans[2] + 0.4 * spans[3]
+    return spans / np.linalg.norm(spans, axis=1, keepdims=True)
+
+
+@every("dimension", [6, 150])
+def test_drawn_tails_are_those_of_whole_directions(dimension: int) -> None:
+    """Compared with draws of u in all its coordinates."""
+    spans = seen(dimension)
+    naive = score(np.sqrt(dimension) * sphere(15_000, dimension, 2) @ spans.T)
+    at = np.quantile(naive, [0.1, 0.5, 0.9, 0.99])
+    found = drawn_tails(at, [spans], score, np.random.default_rng(3))
+    np.testing.assert_allclose(found, [(naive >= one).mean() for one in at], atol=0.01, rtol=0.15)
+
+
+def test_rounds_of_other_coordinates_have_directions_of_their_own() -> None:
+    one, two = sphere(2, 50, 4), sphere(2, 80, 5)
+    x = np.hstack([np.sqrt(50) * sphere(15_000, 50, 6) @ one.T, np.sqrt(80) * sphere(15_000, 80, 7) @ two.T])
+    at = np.quantile(score(x), [0.5, 0.95])
+    np.testing.assert_allclose(
+        drawn_tails(at, [one, two], score, np.random.default_rng(8)), [0.5, 0.05], atol=0.01, rtol=0.1
+    )
+
+
+def test_a_law_that_holds_is_kept_and_a_wrong_one_is_given_up() -> None:
+    """Wrong laws: a dimension wrong by a factor, another location, and held-out units of which some trained."""
+    dimension, kept = 300, 0
+    for seed in range(200):
+        scores = np.sqrt(dimension) * sphere(230, dimension, seed)[:, 0]
+        kept += not refuted(sphere_tails(scores, dimension))
+    assert kept >= 199
+    scores = np.sqrt(dimension) * sphere(230, dimension, 1)[:, 0]
+    assert refuted(sphere_tails(scores * np.sqrt(2), dimension))  # as if there were twice as many coordinates
+    assert refuted(sphere_tails(scores / np.sqrt(2), dimension))
+    assert refuted(sphere_tails(scores + 0.3, dimension))
+    trained = np.where(np.arange(230) % 4 == 0, 2.0, 0.0)
+    assert refuted(sphere_tails(scores + trained, dimension))
+    assert not refuted(np.array([]))
+
+
+def test_figures_against_the_law_are_those_against_ever_more_non_members() -> None:
+    rng = np.random.default_rng(0)
+    members, others = rng.normal(0.8, 1, 150), rng.normal(size=200_000)
+    tails = stats.norm.sf(members)
+    found = judge.rank_by_law(tails, 40)
+    assert found.auc == pytest.approx((members[:, None] > others[None, :2000]).mean(), abs=0.01)
+    assert found.auc == pytest.approx(float(np.mean(stats.norm.cdf(members))))
+    at = found.at[0.001]
+    assert at is not None  # which 40 held-out units could not show
+    assert at.tpr.value == pytest.approx(float(np.mean(members >= stats.norm.isf(0.001))))
+    assert (at.fpr.low, at.fpr.high) == (0.001, 0.001)
+    assert found.auc_interval[0] < found.auc < found.auc_interval[1]
+    lines = judge.curve_by_law(tails)
+    assert all(lines[name] == sorted(lines[name]) for name in ("fpr", "tpr"))
+    assert (lines["fpr"][0], lines["tpr"][0], lines["fpr"][-1], lines["tpr"][-1]) == (0, 0, 1, 1)
+    assert all(low <= rate <= high for low, rate, high in zip(lines["low"], lines["tpr"], lines["high"], strict=True))
+
+
+def test_the_interval_against_the_law_covers_the_truth() -> None:
+    rng, truth, covered = np.random.default_rng(1), float(stats.norm.cdf(0.5 / np.sqrt(2))), 0
+    for seed in range(200):
+        low, high = judge.rank_by_law(stats.norm.sf(rng.normal(0.5, 1, 60)), 60, seed).auc_interval
+        covered += low <= truth <= high
+    assert covered >= 179  # 190 are due; fewer than 179 come once in a thousand times
