@@ -47,7 +47,7 @@ def given(
     if config.privacy.unit == "group":
         raise ConfigError(
             "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
-        )
+        ).about("privacy.unit", "group", "'example'")
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)

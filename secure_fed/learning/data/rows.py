@@ -50,7 +50,7 @@ class Table:
             there = ", ".join(repr(column) for column in self.present)
             raise DataError(
                 f"{self.source} has no column {name!r}: it has {there}; set {setting} to one of them or rename one"
-            )
+            ).about(setting, name, f"one of {there}")
         return self.columns[name]
 
 
