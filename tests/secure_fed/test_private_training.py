@@ -344,6 +344,16 @@ def test_passes_of_other_sizes_change_nothing_but_memory(
     assert largest[1:] == [1, 1, 4, 1], "a pass of two is not worth its comparison"
 
 
+def test_dropout_comes_from_the_generator_and_the_global_one_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    one, same, other = (
+        trained(objective(dropout=0.4), toys.examples(1, 8), full(), steps=2, seed=seed)[1].after for seed in (1, 1, 2)
+    )
+    assert toys.same(one, same)
+    assert not toys.same(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.gpu
 def test_a_gpu_trains_as_the_cpu_does() -> None:
     done = []
