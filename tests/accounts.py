@@ -13,7 +13,7 @@ from unittest.mock import patch
 # Tests that keep the grid of record: those that check epsilons, and those that start processes of their own.
 EXACT = (
     *("tests/privacy/", "tests/test_", "test_adding_a_method.py", "test_cli.py"),
-    *("test_bad_input.py", "test_command.py", "test_reliability.py", "test_private_real_kills.py"),
+    *("test_bad_input.py", "test_command.py", "test_reliability.py"),
 )
 
 

@@ -352,7 +352,7 @@ def _ranks(config: Sections) -> None:
         )
     if (method.ranks or method.ranks_column) and method.double_rank:
         why = "double_rank compares methods at equal trained size; leave it out, and set method.rank"
-        refuse(config, "method.ranks", "method.double_rank = true", why)
+        refuse(config, "method.ranks" if method.ranks else "method.ranks_column", "method.double_rank = true", why)
     if method.ranks and method.ranks_column:
         refuse(config, "method.ranks", "method.ranks_column", "both give the ranks of clients; leave one out")
 

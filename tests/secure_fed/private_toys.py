@@ -90,6 +90,13 @@ def one_round(built: Federation, start: State | None = None, **changed: Any) -> 
     return Round(built, after, record, means["change"], noise_std, recording.exchanges, charged)
 
 
+def recorded(built: Federation) -> list[tuple[Request, Reply]]:
+    """Records the messages of the federation's rounds from here on, in the list that is returned."""
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
+    return recording.exchanges
+
+
 def dense(tensors: Tensors) -> dict[str, Tensor]:
     """The tensors in float64, with low-rank products multiplied out."""
     return {

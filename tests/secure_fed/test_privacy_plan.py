@@ -9,8 +9,10 @@ from scipy.stats import binom
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted
-from privacy.plan import Plan, Target, for_contributions, for_gradients, for_sums, usual_participations
+from privacy.filters import Cost
+from privacy.plan import Target, for_contributions, for_gradients, for_sums, usual_participations
 from privacy.sampling_and_turns import FixedSize, Poisson
+from tests.golden import refused
 
 DELTA = 1e-5
 UNITS = (8, 40, 300)  # each client's examples; Poisson batches of 8, one epoch a round
@@ -30,20 +32,13 @@ def each(z: float, counts: Sequence[int]) -> list[float]:
 def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
     sampler = Poisson(100, 0.1)
     plan = for_sums(Target(3.0, None, DELTA), sampler, 20)
+    z = plan.noise_multiplier
     assert 0.99 * 3 < plan.epsilon() <= 3
-    assert plan.epsilon() == accounting.epsilon(sampler.release(plan.noise_multiplier), 20, DELTA)
-    assert (
-        plan.epsilon_participants() == accounting.epsilon(accounting.unamplified(plan.noise_multiplier), 20, DELTA) > 3
-    )
+    assert plan.epsilon() == accounting.epsilon(sampler.release(z), 20, DELTA)
+    assert plan.epsilon_participants() == accounting.epsilon(accounting.unamplified(z), 20, DELTA) > 3
     assert (plan.releases, plan.limits, plan.limit(""), plan.participations) == (20, {}, 20, None)
-    assert plan.cost() == accounting_cost(plan)
+    assert plan.cost() == Cost(plan.epsilon(), DELTA)
     assert plan.epsilon(21) > plan.epsilon(20) > plan.epsilon(19)
-
-
-def accounting_cost(plan: Plan) -> object:
-    from privacy.filters import Cost
-
-    return Cost(plan.epsilon(), DELTA)
 
 
 def test_a_cost_has_what_the_ledger_adds_up() -> None:
@@ -62,17 +57,13 @@ def test_fixed_cohorts_have_a_neighbour_replaced_for_participants_too() -> None:
 # A limit beside the noise.
 
 
-def test_a_noise_multiplier_alone_has_no_limit() -> None:
-    plan = for_sums(Target(None, 0.5, DELTA), Poisson(3, 1.0), 50)
-    assert (plan.noise_multiplier, plan.releases) == (0.5, 50)
-    assert plan.epsilon() > 50
-
-
-def test_both_make_epsilon_a_limit() -> None:
+def test_a_noise_multiplier_alone_has_no_limit_and_beside_it_epsilon_is_one() -> None:
     everybody = Poisson(3, 1.0)
-    fits = for_sums(Target(100.0, 2.0, DELTA), everybody, 5)
-    assert fits.releases == 5
-    with pytest.raises(BudgetExhausted, match=r"5 releases at privacy\.noise_multiplier = 2 cost epsilon .*above"):
+    alone = for_sums(Target(None, 0.5, DELTA), everybody, 50)
+    assert (alone.noise_multiplier, alone.releases) == (0.5, 50)
+    assert alone.epsilon() > 50
+    assert for_sums(Target(100.0, 2.0, DELTA), everybody, 5).releases == 5
+    with refused(BudgetExhausted, hide=r"epsilon \d\S+"):
         for_sums(Target(3.0, 2.0, DELTA), everybody, 5)
     stopped = for_sums(Target(3.0, 2.0, DELTA, stop_early=True), everybody, 5)
     assert 0 < stopped.releases < 5
@@ -105,15 +96,9 @@ def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("worst_last", [False, True])
-def test_the_order_of_clients_does_not_matter(worst_last: bool) -> None:
-    order = sorted(range(len(UNITS)), reverse=worst_last)
-    one, other = (
-        for_gradients(
-            Target(3.0, None, DELTA), [NAMES[i] for i in at], [DRAWS[i] for i in at], [STEPS[i] for i in at], 4
-        )
-        for at in (range(len(UNITS)), order)
-    )
+def test_the_order_of_clients_does_not_matter() -> None:
+    target = Target(3.0, None, DELTA)
+    one, other = (for_gradients(target, NAMES[::way], DRAWS[::way], STEPS[::way], participations=4) for way in (1, -1))
     assert one.limits == other.limits
     assert one.epsilon() == pytest.approx(other.epsilon(), rel=1e-2)
     assert max(each(other.noise_multiplier, [other.limits[name] for name in NAMES])) <= 3
@@ -143,18 +128,13 @@ def test_stopping_early_is_each_clients_own_affair_and_the_worst_of_them_is_told
 
 def test_a_limit_that_holds_not_even_one_release_is_refused_when_stopping_early_too() -> None:
     target = Target(0.5, 0.8, DELTA, stop_early=True)
-    for planned in (
-        lambda: for_sums(target, Poisson(3, 1.0), 4),
-        lambda: for_contributions(target, 0.5, NAMES, 1, 3),
-        lambda: for_gradients(target, NAMES[:1], DRAWS[:1], STEPS[:1], 3),
-    ):
-        with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 0\.5"):
-            planned()
-
-
-def test_gradients_above_a_limit_are_refused() -> None:
-    with pytest.raises(BudgetExhausted, match=r"privacy\.epsilon = 1"):
-        for_gradients(Target(1.0, 0.8, DELTA), NAMES, DRAWS, STEPS, participations=6)
+    with refused(BudgetExhausted):
+        for_sums(target, Poisson(3, 1.0), 4)
+    with refused(BudgetExhausted):
+        for_contributions(target, 0.5, NAMES, 1, 3)
+    for own in (target, Target(1.0, 0.8, DELTA)):
+        with refused(BudgetExhausted, hide=r"epsilon \d\S+"):
+            for_gradients(own, NAMES[:1], DRAWS[:1], STEPS[:1], 6)
 
 
 @pytest.mark.parametrize(("rounds", "rate"), [(20, 0.05), (100, 0.1), (3, 1.0), (1, 0.5), (50, 0.001)])

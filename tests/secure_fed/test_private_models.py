@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,6 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from privacy.entropy import SystemEntropy
-from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError
 from secure_fed.learning.data.encode import Collate
@@ -27,9 +26,8 @@ from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.objective import Objective, changed, checksums
 from secure_fed.learning.training.trials import require_uncoupled, short
 from secure_fed.tensors.tensors import Tensors
+from tests.golden import refused
 from tests.secure_fed import small_models, toys
-from tests.secure_fed.example_gradients import together
-from tests.secure_fed.privately import train_privately
 
 CPU = torch.device("cpu")
 
@@ -46,21 +44,15 @@ def with_peft(**settings: Any) -> nn.Module:
 # Models that are refused for their layers.
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"target_modules": ["query"], "use_dora": True}, r"lora_magnitude_vector.*DoRA.*use_dora"),
-        ({"target_modules": ["word_embeddings"]}, r"lora_embedding_A.*LoRA on embeddings.*linear layers"),
-        (
-            {"target_modules": ["query"], "trainable_token_indices": {"word_embeddings": [1, 2]}},
-            "trainable_token_indices",
-        ),
-    ],
-)
-def test_adapters_without_proven_gradients_are_refused(settings: dict[str, Any], reason: str) -> None:
-    model = with_peft(**settings)
-    with pytest.raises(MethodError, match=reason):
-        require_supported(model, trainable(model))
+def test_adapters_without_proven_gradients_are_refused() -> None:
+    for settings in (
+        {"target_modules": ["query"], "use_dora": True},
+        {"target_modules": ["word_embeddings"]},
+        {"target_modules": ["query"], "trainable_token_indices": {"word_embeddings": [1, 2]}},
+    ):
+        model = with_peft(**settings)
+        with refused(MethodError):
+            require_supported(model, trainable(model))
 
 
 @pytest.mark.parametrize(
@@ -73,18 +65,19 @@ def test_what_is_proven_is_not_refused(settings: dict[str, Any]) -> None:
 
 def test_instance_norm_with_statistics_is_refused() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8, track_running_stats=True))
-    with pytest.raises(ModelError, match="layer 1 of the model is InstanceNorm1d"):
-        Objective(model, classification.loss, torch.device("cpu"))
-    Objective(nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8)), classification.loss, torch.device("cpu"))
+    with refused(ModelError):
+        Objective(model, classification.loss, CPU)
+    Objective(nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8)), classification.loss, CPU)
 
 
-@pytest.mark.parametrize("start", ["eva", "corda", "lora_ga"])
-def test_starts_that_read_the_data_are_refused_for_every_unit(start: str) -> None:
+def test_starts_that_read_the_data_are_refused_for_every_unit() -> None:
     model = with_peft(target_modules=["query"])
-    model.peft_config["default"].init_lora_weights = start  # type: ignore[index, union-attr]
-    for check in (require_data_free_start, lambda model: require_supported(model, [])):
-        with pytest.raises(MethodError, match=f"'{start}', which reads the data.*privacy.unit"):
-            check(model)
+    for start in ("eva", "corda", "lora_ga"):
+        model.peft_config["default"].init_lora_weights = start  # type: ignore[index, union-attr]
+        with refused(MethodError):
+            require_data_free_start(model)
+        with refused(MethodError):
+            require_supported(model, [])
 
 
 @pytest.mark.parametrize("start", [True, False, "gaussian", "pissa", "olora", "orthogonal"])
@@ -93,14 +86,14 @@ def test_starts_without_data_are_not(start: bool | str) -> None:
     require_data_free_start(small_models.make("bert"))
 
 
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize(("kind", "trains"), [(nn.Embedding, True), (nn.EmbeddingBag, False)])
 def test_a_largest_norm_of_embeddings_is_refused_for_every_unit(kind: Callable[..., nn.Module], trains: bool) -> None:
     """The rows of the tokens that occur become shorter, without noise."""
     model = nn.Sequential(kind(9, 4, max_norm=2.0).requires_grad_(trains), nn.Linear(4, 2))
-    for check in (require_data_free_start, lambda model: require_supported(model, trainable(model))):
-        with pytest.raises(ModelError, match=f"layer 0 of the model is {kind.__name__} with max_norm = 2, .*= None"):
-            check(model)
+    with refused(ModelError):
+        require_data_free_start(model)
+    with refused(ModelError):
+        require_supported(model, trainable(model))
     require_data_free_start(nn.Sequential(kind(9, 4), nn.Linear(4, 2)))
 
 
@@ -133,11 +126,11 @@ def centred(model: nn.Module, batch: Any) -> Tensor:
     return classification.loss(model, {"x": x - x.mean(0) / 2, "labels": batch["labels"]})
 
 
-@pytest.mark.parametrize("loss", [in_batch_negatives, normalised_by_the_batch, centred])
-def test_a_loss_that_couples_examples_is_refused(loss: Loss) -> None:
-    with pytest.raises(ModelError, match="the loss of an example depends on the others in its batch"):
-        why_alone(toys.model(), loss, toys.examples(1, 5), default_collate)
-    assert not why_alone(toys.model(), classification.loss, toys.examples(1, 5), default_collate)
+def across(model: nn.Module, batch: Any) -> Tensor:
+    """Attention over the batch instead of over the tokens, as when batch_first is forgotten."""
+    h = model.query(batch["x"])[:, None]  # type: ignore[operator]
+    mixed = functional.scaled_dot_product_attention(*[h.transpose(0, 1)] * 3).squeeze(0)
+    return functional.cross_entropy(model.classifier(mixed), batch["labels"], reduction="none")  # type: ignore[operator]
 
 
 def pulled(model: nn.Module, batch: Any) -> Tensor:
@@ -145,10 +138,14 @@ def pulled(model: nn.Module, batch: Any) -> Tensor:
     return classification.loss(model, batch) + 0.05 * torch.tanh(model(batch["x"])).mean()
 
 
-def test_a_large_loss_hides_no_coupling() -> None:
-    items = [*toys.examples(1, 5), toys.examples(2, 1)[0]]
+def test_a_loss_that_couples_examples_is_refused() -> None:
+    items = toys.examples(1, 5)
+    for loss in (in_batch_negatives, normalised_by_the_batch, centred, across):
+        with refused(ModelError):
+            why_alone(toys.model(), loss, items, default_collate)
+    assert not why_alone(toys.model(), classification.loss, items, default_collate)
     items[2] = items[2] | {"x": 1e5 * items[2]["x"]}
-    with pytest.raises(ModelError, match="the loss of an example depends on the others in its batch"):
+    with refused(ModelError):  # a large loss hides no coupling
         why_alone(toys.model(), pulled, items, default_collate)
     assert not why_alone(toys.model(), classification.loss, items, default_collate)
 
@@ -173,16 +170,8 @@ class OwnBatchNorm(nn.Module):
 def test_a_batch_norm_of_ones_own_is_refused(keeps: bool, couples: bool) -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(6, 8), OwnBatchNorm(keeps, couples), nn.Dropout(0.5), nn.Linear(8, 3))
-
-    def loss(model: nn.Module, batch: Any) -> Tensor:
-        return functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
-
-    if not (keeps or couples):
-        assert not why_alone(layers, loss, toys.examples(1, 5), default_collate)
-        return
-    reason = "depends on the others" if couples else r"buffer OwnBatchNorm\.mean of the model changes as it runs"
-    with pytest.raises(ModelError, match=reason):
-        why_alone(layers, loss, toys.examples(1, 5), default_collate)
+    with refused(ModelError) if keeps or couples else nullcontext():
+        assert not why_alone(layers, classified, toys.examples(1, 5), default_collate)
     assert layers.training
     assert not layers[1].mean.any()
 
@@ -225,10 +214,12 @@ def classified(model: nn.Module, batch: Any) -> Tensor:
     return functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
 
 
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize(("way", "once"), [("copy", False), ("data", False), ("backward", False), ("data", True)])
+@pytest.mark.parametrize(
+    ("way", "once", "trains"),
+    [("copy", False, True), ("data", False, False), ("backward", False, True), ("data", True, False)],
+)
 def test_a_layer_that_writes_to_its_parameters_is_refused(way: str, once: bool, trains: bool) -> None:
-    with pytest.raises(ModelError, match=r"parameter 1\.kept of the model changes as it runs"):
+    with refused(ModelError):
         why_alone(layers_with(Writes(way, trains, once)), classified, toys.examples(1, 5), default_collate)
     assert not why_alone(layers_with(Writes("", trains)), classified, toys.examples(1, 5), default_collate)
 
@@ -241,17 +232,18 @@ def test_a_frozen_tensor_that_only_the_first_pass_changes_is_noticed() -> None:
     def shorten(layer: nn.Module, given: Any) -> None:
         layer.weight.data.clamp_(max=0.9)  # type: ignore[operator, union-attr]
 
-    own = ["classifier.weight", "classifier.bias"]
-    items = [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in (3, 5, 9)]
+    own, items = ["classifier.weight", "classifier.bias"], texts(3, 5, 9)
     for writes in (False, True):
         before = Tensors((one, model.get_parameter(one).detach().clone()) for one in [*own, name])
         placed, objective = Placed.of(before, own, CPU), Objective(model, classification.loss, CPU)
-        if not writes:
-            require_uncoupled(objective, Collate(0), placed, items)
+        if writes:
             model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(shorten)
-            continue
-        with pytest.raises(ModelError, match=rf"parameter {name} of the model changes as it runs"):
+        with refused(ModelError) if writes else nullcontext():
             require_uncoupled(objective, Collate(0), placed, items)
+
+
+def texts(*lengths: int) -> list[dict[str, Any]]:
+    return [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in lengths]
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["in the state", "in the model"])
@@ -261,30 +253,12 @@ def test_clients_that_are_protected_are_not_trained_by_a_model_that_remembers_th
     model = layers_with(Writes("data", trains=False))
     names = [name for name, one in model.named_parameters() if one.requires_grad or held]
     before = Tensors((name, model.get_parameter(name).detach().clone()) for name in names)
-    settings, rng = TrainingConfig(steps=1, batch_size=4), np.random.default_rng(0)
-    jobs = [
-        Job(before, trainable(model), toys.examples(seed, 5), default_collate, settings, 0.1, rng) for seed in (1, 2)
-    ]
+    given = (default_collate, TrainingConfig(steps=1, batch_size=4), 0.1, np.random.default_rng(0))
+    jobs = [Job(before, trainable(model), toys.examples(seed, 5), *given) for seed in (1, 2)]
     objective, ways = Objective(model, classified, CPU), Ways()
-    if public:
-        with pytest.raises(ModelError, match=r"parameter 1\.kept of the model changes as it runs"):
-            train_together(objective, jobs, ways, public=True)
-    else:
-        assert len(train_together(objective, jobs, ways)) == 2
+    with refused(ModelError) if public else nullcontext():
+        assert len(train_together(objective, jobs, ways, public=public)) == 2
         assert held or "parameter 1.kept of the model changes as it runs" in ways.why_not
-
-
-def test_an_objective_notices_any_parameter_that_changes_and_not_its_own_loading() -> None:
-    model = layers_with(Writes("", trains=False))
-    objective = Objective(model, classified, CPU)
-    objective.note_parameters()
-    objective.load(Tensors({"0.bias": torch.ones(8), "1.kept": torch.arange(5.0)}))
-    assert objective.changed_parameters() == []
-    for change in (lambda one: one.data.add_(1e-3), lambda one: one.data[-1:].neg_()):
-        change(model[2].weight)
-        assert objective.changed_parameters() == ["2.weight"]
-        objective.load(Tensors({"2.weight": model[2].weight.detach().clone()}))
-    assert objective.changed_parameters() == []
 
 
 @pytest.mark.parametrize(
@@ -301,31 +275,12 @@ def test_a_checksum_changes_with_any_number(kind: torch.dtype) -> None:
     assert changed(before, {"another": tensor}) == ["another"]
 
 
-@pytest.mark.parametrize("count", [512, 2**18 + 3])
+@pytest.mark.parametrize("count", [512, pytest.param(2**18 + 3, marks=pytest.mark.nightly)])
 def test_a_checksum_changes_with_all_numbers_at_once(count: int) -> None:
     """Their scale, signs and order, near and far."""
     tensor = torch.randn(count, generator=torch.Generator().manual_seed(0))
     others = [2 * tensor, -tensor, tensor.flip(0), tensor.roll(1), tensor.roll(2**16), tensor.abs()]
     assert all(changed(checksums({"a": tensor}), {"a": other}) for other in others[: 4 if count == 512 else None])
-
-
-class AttendsAcross(nn.Module):
-    """Attention over the batch instead of over the tokens, as when batch_first is forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.classifier = nn.MultiheadAttention(6, 2), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.view(-1, 1, 6)
-        scores: Tensor = self.classifier(self.attention(x, x, x)[0].squeeze(1))
-        return scores
-
-
-def test_attention_across_examples_is_refused() -> None:
-    torch.manual_seed(0)
-    with pytest.raises(ModelError, match="depends on the others"):
-        why_alone(AttendsAcross(), classification.loss, toys.examples(1, 5), default_collate)
 
 
 def test_padding_that_counts_is_refused() -> None:
@@ -334,14 +289,13 @@ def test_padding_that_counts_is_refused() -> None:
     def maskless(model: nn.Module, batch: Any) -> Tensor:
         return classification.loss(model, {name: value for name, value in batch.items() if name != "attention_mask"})
 
-    items = [{"input_ids": np.arange(2, 2 + n), "labels": n % 3} for n in (3, 5, 9)]
     model = small_models.make("bert")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8)  # else words hardly count, and padding neither
-    why_alone(model, classification.loss, items, Collate(0))  # is not refused
-    with pytest.raises(ModelError, match="padding counts"):
-        why_alone(model, maskless, items, Collate(0))
+    why_alone(model, classification.loss, texts(3, 5, 9), Collate(0))  # is not refused
+    with refused(ModelError):
+        why_alone(model, maskless, texts(3, 5, 9), Collate(0))
 
 
 def test_random_numbers_of_a_models_own_are_no_reason_to_refuse() -> None:
@@ -362,28 +316,6 @@ def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> No
         return functional.cross_entropy(scores, batch["labels"], reduction="none")
 
     assert "not those of" in why_alone(toys.model(), sly, toys.examples(1, 5), default_collate)
-
-
-def test_training_refuses_before_it_draws() -> None:
-    class Untouched:
-        def uniform(self, count: int) -> Any:
-            raise AssertionError("coins were drawn")
-
-    model = toys.model()
-    before = Tensors((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
-    objective = Objective(model, normalised_by_the_batch, CPU)
-    with pytest.raises(ModelError, match="depends on the others"):
-        train_privately(
-            objective,
-            Job(
-                *(before, list(before), toys.examples(1, 5), default_collate, TrainingConfig(), 0.1),
-                np.random.default_rng(0),
-            ),
-            mechanism=Gaussian(1.0),
-            clip_norm=1.0,
-            steps=1,
-            stream=Untouched(),  # type: ignore[arg-type]
-        )
 
 
 # Causal language models.
@@ -408,41 +340,9 @@ def decoder() -> nn.Module:
     return inject_adapter_in_model(LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False), model)
 
 
-def norm_of_the_first(loss: Loss, items: Sequence[Any]) -> float:
-    model = decoder()
-    objective = Objective(model, loss, CPU)
-    before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
-    found = together(objective, Collate(0), Placed.of(before, list(before), CPU), items)
-    return float(torch.stack([gradient[0].norm() for gradient in found.values()]).norm())
-
-
-def test_batch_mates_do_not_move_an_examples_norm_and_a_mean_over_all_tokens_is_refused() -> None:
-    long, short, longer = ({"input_ids": np.arange(2, 2 + n), "labels": 0} for n in (12, 3, 20))
-    alone, beside = ([long], [long, short]), ([long, longer], [long, short, longer])
-    own = [norm_of_the_first(causal(False), mates) for mates in (*alone, *beside)]
-    assert max(own) / min(own) == pytest.approx(1, abs=1e-4)
-    coupled = [norm_of_the_first(causal(True), mates) for mates in alone]
-    assert coupled[1] / coupled[0] > 1.2
-    items = [long, short, longer]
-    assert not why_alone(decoder(), causal(False), items, Collate(0))
-    with pytest.raises(ModelError, match="averaged over all tokens"):
-        why_alone(decoder(), causal(True), items, Collate(0))
-    with pytest.raises(ModelError, match="averaged over all tokens"):
-        why_alone(decoder(), causal(True), [long] * 5, Collate(0))
-
-
-@pytest.mark.nightly
-def test_a_system_stream_serves_a_decoder() -> None:
-    model = decoder()
-    names = trainable(model)
-    before = Tensors((name, model.get_parameter(name).detach().clone()) for name in names)
-    items = [{"input_ids": np.arange(2, 2 + n), "labels": 0} for n in (12, 3, 20)]
-    done = train_privately(
-        Objective(model, causal(False), CPU),
-        Job(before, names, items, Collate(0), TrainingConfig(), 0.1, np.random.default_rng(0)),
-        mechanism=Gaussian(1.0),
-        clip_norm=1.0,
-        steps=2,
-        stream=SystemEntropy().stream(),
-    )
-    assert done.after.is_finite()
+def test_a_mean_over_all_tokens_of_a_batch_is_refused() -> None:
+    long, short, longer = texts(12, 3, 20)
+    assert not why_alone(decoder(), causal(False), [long, short, longer], Collate(0))
+    for items in ([long, short, longer], [long] * 5):
+        with refused(ModelError):
+            why_alone(decoder(), causal(True), items, Collate(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.common_passes import trainings
-from secure_fed.learning.training.common_passes.packing import Entry, Room, Tight, Work
+from secure_fed.learning.training.common_passes.packing import Room
 from secure_fed.learning.training.common_passes.passes import Trial
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, Trained, batch_sampler, members_of
@@ -31,7 +31,7 @@ from tests.secure_fed.test_cohort_public import texts, wide
 CLIP = 0.05
 SIZES = (9, 4, 6)
 GROUPS = ([0, 1, 1, 2, 2, 2, 3, 0, 4], [0, 0, 1, 2], [0, 1, 2, 3, 0, 0])
-SETTINGS = TrainingConfig(batch_size=2, lr=0.05, optimizer="sgd")
+SETTINGS = TrainingConfig(batch_size=2, lr=0.05, optimizer="sgd", microbatch=4)
 
 
 @dataclass
@@ -130,32 +130,6 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
     assert [(room.filled, room.rows) for room in rooms] == [(True, 7)] * 2
 
 
-def others_stay(clients: Clients) -> bool:
-    """Whether the sum of a client with a short text keeps every bit when another client's only draw, a long text, leaves."""
-    long, nothing = clients.sums({0: [0], 2: [2]}), clients.sums({0: [], 2: [2]})
-    return same(long[2], nothing[2])
-
-
-class Each(Tight):
-    """`Tight`, with the gradient of each example."""
-
-    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
-        for pack, owners in super().packs(entries, clients):
-            yield replace(pack, each=True), owners
-
-
-def test_in_tight_passes_others_would_move(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With passes of examples of like length, other clients' sums do move: the tests above can fail."""
-    assert others_stay(alone)
-    monkeypatch.setattr(trainings, "Public", lambda objective, collate, room, *more, **own: Each(collate, room))
-    assert not others_stay(alone)
-
-
-def test_a_unit_that_is_not_clipped_would_be_seen(alone: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Noted, "scale", lambda own, norm, clip: 1.0)
-    assert worst(alone, 1, {0: [1]})[0] > 1.01 * CLIP
-
-
 # Whole trainings.
 
 
@@ -187,14 +161,6 @@ def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
         assert after(clients, [2, 0]) == [everybody[2], everybody[0]]
     finally:
         torch.set_num_threads(1)
-
-
-def test_a_stream_that_clients_share_would_be_seen(alone: Clients) -> None:
-    made = alone
-    assert (
-        after(made, [2, 0], stream=SeededEntropy(5).stream())[1]
-        != after(made, [0], stream=SeededEntropy(5).stream())[0]
-    )
 
 
 def oracle(setting: Setting, job: Job) -> Tensors:
@@ -240,6 +206,7 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     return Tensors((name, tensor.detach()) for name, tensor in moving.items())
 
 
+@pytest.mark.parametrize("grouped", [False, True], ids=["examples", "groups"])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -248,19 +215,17 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     ],
     ids=["fedprox", "adamw"],
 )
-def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig) -> None:
+def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig, grouped: bool) -> None:
     """Clients train 3, 4 and 5 steps, with directions among the texts, phantoms, and empty draws."""
-    for grouped in (False, True):
-        small = replace(small, grouped=grouped)
-        jobs = small.jobs(settings)
-        asked = [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)]
-        found = train_together(small.setting.objective, asked, small.ways)
-        again = [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)]
-        expected = [Trained(oracle(small.setting, job), math.nan) for job in again]
-        require_equal(found, expected, 2e-4 if settings.optimizer == "adamw" else 1e-5)
-        assert all(
-            (one.after - job.before.select(one.after)).norm() > 1e-2 for one, job in zip(found, jobs, strict=True)
-        )
+    small = replace(small, grouped=grouped)
+    jobs = small.jobs(settings)
+    asked, again = (
+        [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)] for _ in range(2)
+    )
+    found = train_together(small.setting.objective, asked, small.ways)
+    expected = [Trained(oracle(small.setting, job), math.nan) for job in again]
+    require_equal(found, expected, 2e-4 if settings.optimizer == "adamw" else 1e-5)
+    assert all((one.after - job.before.select(one.after)).norm() > 1e-2 for one, job in zip(found, jobs, strict=True))
     assert small.ways.why_not == ""
 
 

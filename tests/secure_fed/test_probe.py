@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,31 +14,20 @@ import torch
 
 from privacy.ledger import Ledger
 from secure_fed.commands.cli import main
-from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.export.trained import load_run
-from secure_fed.federation import Federation
 from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.report.page import write_report
 from secure_fed.report.terminal import rows
 from secure_fed.runs.probe import Probe, probe
+from tests.cells import every
+from tests.contracts.runs import KilledAfter, KilledError
+from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import NOISE, TARGET, charges, federation
 
 LOUD = {**NOISE, "privacy.noise_multiplier": 3000.0, "federation.rounds": 1}
 QUIET = {**NOISE, "privacy.noise_multiplier": 0.01, "federation.rounds": 1}
-NOTES = {
-    "data": {"examples": 60, "test_examples": 80},
-    "federation": {"clients": 3, "rounds": 8},
-    "training": {"steps": 1},
-    "privacy": {"unit": "client", "epsilon": 8.0},
-}
-
-
-def figures(settings: dict[str, Any], **own: Any) -> Probe:
-    found = probe(federation(settings, **own).assembly)
-    assert found is not None
-    return found
 
 
 def shared(path: Path) -> dict[str, Any]:
@@ -67,69 +57,44 @@ def test_without_a_guarantee_there_is_no_probe() -> None:
     assert built.run().summary["noise_alone"] is None
 
 
-def test_three_clients_at_epsilon_8_are_hopeless_and_a_cohort_that_would_do_is_named() -> None:
-    """The noise of the run's own steps shows little, since the server shortens them until it does."""
-    built = Federation(RunConfig.from_dict(NOTES))
-    found = probe(built.assembly)
-    assert found is not None
-    assert found.hopeless
-    assert found.full is not None
-    assert found.full > 30 * found.start > 5 * (found.noised - found.start)
-    assert found.enough is not None
-    assert 10 < found.enough < 1000
-
-
-@pytest.mark.parametrize(
-    ("start", "noised", "full", "hopeless"),
+@every(
+    ("chance", "start", "noised", "full", "hopeless"),
     [
-        (1.762, 1.8, None, False),  # SmolLM2, 60 clients a round
-        (1.762, 1.8, 40.0, False),  # the same, whose server shortens its steps, and so loses little
-        (1.762, 10.9, None, True),
-        (1.762, math.inf, None, True),
-        (10.5, 11.0, None, False),  # a start at chance knows nothing that noise could take
-        (10.5, 11.0, 400.0, True),
-        (9.0, 9.8, None, False),  # a start that is hardly better loses hardly anything
+        (10.8, 1.762, 1.8, None, False),  # SmolLM2, 60 clients a round
+        (10.8, 1.762, 1.8, 40.0, False),  # the same, whose server shortens its steps, and so loses little
+        (10.8, 1.762, 10.9, None, True),
+        (10.8, 1.762, math.inf, None, True),
+        (10.8, 10.5, 11.0, None, False),  # a start at chance knows nothing that noise could take
+        (10.8, 10.5, 11.0, 400.0, True),
+        (10.8, 9.0, 9.8, None, False),  # a start that is hardly better loses hardly anything
+        (None, 1.0, 500.0, None, False),  # an unknown chance is never reached
+        (None, 1.0, math.inf, None, True),
     ],
 )
 def test_noise_is_hopeless_where_it_takes_the_model_to_chance(
-    start: float, noised: float, full: float | None, hopeless: bool
+    chance: float | None, start: float, noised: float, full: float | None, hopeless: bool
 ) -> None:
-    assert Probe("client", 32, True, math.log(49152), start, noised, full).hopeless is hopeless
-
-
-def test_an_unknown_chance_is_never_reached() -> None:
-    assert not Probe("client", 32, True, None, 1.0, 500.0).hopeless
-    assert Probe("client", 32, True, None, 1.0, math.inf).hopeless
+    assert Probe("client", 32, True, chance, start, noised, full).hopeless is hopeless
 
 
 @pytest.mark.parametrize("name", HELD_OUT.values())
 def test_rows_held_out_of_private_ones_are_not_read(name: str) -> None:
     """A loss on them would be a release without noise. The toy's numbers cannot be made up, so there is no probe."""
-    assembly = federation(LOUD).assembly
 
     class Closed(list[Any]):
         def __getitem__(self, index: Any) -> Any:
             raise AssertionError("read")
 
+    assembly = federation(LOUD).assembly
     facts = {**assembly.problem.facts, "test": {"from": name, "rows": None}}
     problem = replace(assembly.problem, facts=facts, test=Closed(assembly.problem.test))
     assert probe(replace(assembly, problem=problem)) is None
 
 
-def test_made_up_texts_take_the_place_of_private_test_rows() -> None:
-    assembly = Federation(RunConfig.from_dict(NOTES)).assembly
-    facts = {**assembly.problem.facts, "test": {"from": HELD_OUT["client"], "rows": None}}
-    found = probe(replace(assembly, problem=replace(assembly.problem, facts=facts, test=())))
-    assert found is not None
-    assert (found.public, found.hopeless) == (False, True)
-    assert found.chance == pytest.approx(math.log(8))
-
-
 def test_a_shared_ledger_pays_for_no_hopeless_run(tmp_path: Path) -> None:
     paid = shared(tmp_path / "wards.sqlite")
-    with pytest.raises(ConfigError) as refused:
+    with refused(ConfigError, "privacy.even_if_hopeless", worded=False):
         federation({**LOUD, **paid}).run(tmp_path / "run")
-    assert (refused.value.setting, refused.value.exit_code) == ("privacy.even_if_hopeless", 2)
     assert not (tmp_path / "run").exists()
     assert not [row for row in Ledger.open(tmp_path / "wards.sqlite").rows() if row.kind == "reserve"]
     federation({**QUIET, **paid}).run(tmp_path / "quiet")
@@ -138,16 +103,18 @@ def test_a_shared_ledger_pays_for_no_hopeless_run(tmp_path: Path) -> None:
     assert len(charges(tmp_path / "wards.sqlite")) == 2
 
 
+def listening(told: list[Any], run: Path) -> Any:
+    def on_probe(figures: dict[str, Any]) -> None:
+        assert not run.exists()
+        told.append(figures)
+
+    return SimpleNamespace(on_probe=on_probe)
+
+
+@pytest.mark.usefixtures("never_drawn")
 def test_a_run_with_its_own_ledger_goes_on_and_says_so_everywhere(tmp_path: Path) -> None:
-    built = federation(LOUD)
     told: list[dict[str, Any]] = []
-
-    class Listening:
-        def on_probe(self, figures: dict[str, Any]) -> None:
-            assert not (tmp_path / "run").exists()
-            told.append(figures)
-
-    built.callbacks.append(Listening())
+    built = federation(LOUD, callbacks=[listening(told, tmp_path / "run")])
     result = built.run(tmp_path / "run")
     found = result.summary["noise_alone"]
     assert told == [found]
@@ -162,39 +129,31 @@ def test_a_run_with_its_own_ledger_goes_on_and_says_so_everywhere(tmp_path: Path
 
 
 def test_a_resumed_run_keeps_the_figures_of_its_start(tmp_path: Path) -> None:
-    class Stops:
-        def on_round_end(self, record: Any, state: Any) -> None:
-            raise KeyboardInterrupt
-
     settings = {**TARGET, "federation.rounds": 2}
-    with pytest.raises(KeyboardInterrupt):
-        federation(settings, callbacks=[Stops()]).run(tmp_path / "run")
+    with pytest.raises(KilledError):
+        federation(settings, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
     noted = json.loads((tmp_path / "run" / "run.json").read_text())["noise_alone"]
     told: list[Any] = []
-
-    class Listening:
-        def on_probe(self, figures: Any) -> None:
-            told.append(figures)
-
-    resumed = federation(settings, callbacks=[Listening()]).run(tmp_path / "run", resume=True)
+    resumed = federation(settings, callbacks=[listening(told, tmp_path)]).run(tmp_path / "run", resume=True)
     assert resumed.summary["noise_alone"] == noted
     assert not told
 
 
 def test_the_command_line_says_the_figures_first_and_refuses_with_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], small_model: Path, small_data: Path
 ) -> None:
-    path = tmp_path / "wards.sqlite"
-    Ledger.create(path, data_set="notes", epsilon=1e9, delta=0.9)
-    flat = [f"{section}.{name}={value}" for section, table in NOTES.items() for name, value in table.items()]
-    settings = [f"--set={one}" for one in [*flat, f"privacy.ledger={path}"]]
-    assert main(["train", *settings, "--out", str(tmp_path / "run")]) == 2
+    """Without a ledger of others it only warns."""
+    Ledger.create(tmp_path / "wards.sqlite", data_set="notes", epsilon=1e9, delta=0.9)
+    settings = {**LOUD, "privacy.delta": 1e-3, "training.steps": 1}
+    settings |= {"model.name": small_model, "data.name": small_data, "data.client": "site"}
+    run = [f"--set={name}={value}" for name, value in settings.items()]
+    run = ["train", *run, "--out", str(tmp_path / "run")]
+    assert main([*run, f"--set=privacy.ledger={tmp_path / 'wards.sqlite'}"]) == 2
     errors = capsys.readouterr().err
     assert "this noise alone takes the loss from" in errors
     assert "privacy.even_if_hopeless" in errors
     assert not (tmp_path / "run").exists()
-    run = [one for one in settings if "privacy.ledger" not in one]
-    assert main(["train", *run, "--out", str(tmp_path / "run")]) == 0
+    assert main(run) == 0
     printed = capsys.readouterr()
     assert "warning: the noise alone takes the model to chance" in printed.err
     assert "noise alone" in printed.out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,22 +22,13 @@ from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.masked.wide_toys import CLIPPED, MASKED, federation
 
 
-class Watching:
-    def __init__(self) -> None:
-        self.told: list[Progress] = []
-
-    def on_progress(self, progress: Progress) -> None:
-        self.told.append(progress)
-
-
 def watched(settings: dict[str, Any]) -> list[Progress]:
-    built, watching = federation({"federation.rounds": 2, **settings}), Watching()
-    built.callbacks.append(watching)
-    records = built.run().records
-    for number, record in enumerate(records):
-        sent = [one.sent for one in watching.told if one.round == number]
+    built, told = federation({"federation.rounds": 2, **settings}), list[Progress]()
+    built.callbacks.append(SimpleNamespace(on_progress=told.append))
+    for number, record in enumerate(built.run().records):
+        sent = [one.sent for one in told if one.round == number]
         assert set(sent[-2:]) <= {record["bytes_up"] + record["bytes_down"], 0}, "all bytes are told of, or none"
-    return watching.told
+    return told
 
 
 def stages(told: list[Progress], round_: int) -> list[str]:
@@ -83,29 +76,16 @@ def test_epsilon_is_of_all_charged_releases_those_of_an_interrupted_round_includ
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = for_sums(Target(1.0, None, 1e-5), Poisson(20, 0.1), 9)
-    budget = RunBudget("run", None, Account(3), plan)  # type: ignore[arg-type]
+    made = itertools.count(4)  # a process before this one charged three releases
+    budget = RunBudget("run", None, SimpleNamespace(charge=lambda *given: next(made)), plan)  # type: ignore[arg-type]
     with ConsoleProgress(4) as line:
         line.begin(plan, Charges(budget))
         for number in (1, 2):
             budget.charge(number - 1, "change")
             line.on_round_end(*ended(number))
-    shown = [f"epsilon {at_most(plan.epsilon(made))}, " for made in (4, 5)]
-    assert [told in text for told, text in zip(shown, capsys.readouterr().err.splitlines(), strict=True)] == [
-        True,
-        True,
-    ]
+    shown = [f"epsilon {at_most(plan.epsilon(releases))}, " for releases in (4, 5)]
+    assert all(told in text for told, text in zip(shown, capsys.readouterr().err.splitlines(), strict=True))
     assert shown[0] != shown[1] != f"epsilon {at_most(plan.epsilon(2))}, "
-
-
-class Account:
-    """An account to which a process before this one charged releases."""
-
-    def __init__(self, before: int) -> None:
-        self.releases = before
-
-    def charge(self, releases: int, *rest: Any) -> int:
-        self.releases += releases
-        return self.releases
 
 
 def test_within_a_long_round_a_line_says_how_far_it_is(

@@ -12,6 +12,8 @@ import torch
 from secure_fed.errors import ConfigError
 from secure_fed.learning import problem
 from secure_fed.rounds.client import Registered
+from tests.contracts.runs import KilledAfter, KilledError
+from tests.golden import refused
 from tests.secure_fed import toys
 
 torch.set_num_threads(1)
@@ -51,13 +53,11 @@ def test_results_are_those_of_the_same_clients_in_a_list() -> None:
     assert toys.without_time(results[0].records) == toys.without_time(results[1].records)
 
 
-@pytest.mark.parametrize(("name", "value"), [("audit_fraction", 0.5), ("canaries", "mislabelled")])
-def test_units_to_hold_out_are_not_to_be_had_of_clients_that_do_not_exist_yet(name: str, value: Any) -> None:
-    asked = settings("none", **{"evaluation.audit_fraction": 0.5, f"evaluation.{name}": value})
-    if name == "canaries":
-        del asked["evaluation.audit_fraction"]
-    with pytest.raises(ConfigError, match=f"evaluation.{name} is {value!r}, .* lazy train"):
-        toys.federation(asked, train=OnDemand())
+def test_units_to_hold_out_are_not_to_be_had_of_clients_that_do_not_exist_yet() -> None:
+    with refused(ConfigError, "evaluation.audit_fraction"):
+        toys.federation({"federation.cohort": 4, "evaluation.audit_fraction": 0.5}, train=OnDemand())
+    with refused(ConfigError, "evaluation.canaries"):
+        toys.federation({"federation.cohort": 4, "evaluation.canaries": "mislabelled"}, train=OnDemand())
 
 
 @pytest.mark.parametrize("unit", ["none", "client"])
@@ -80,20 +80,10 @@ def test_only_drawn_clients_are_asked_for_and_none_is_kept(unit: str) -> None:
 
 def test_personal_tensors_stay_with_their_client_through_a_kill(tmp_path: Path) -> None:
     chosen = settings("none", **{"method.personal": ["classifier"], "federation.rounds": 4})
-    whole = toys.federation(chosen, train=OnDemand())
+    whole, resumed = (toys.federation(chosen, train=OnDemand()) for _ in range(2))
     kept_of_all = whole.run().state
-
-    class Killed(Exception):  # noqa: N818 - an event
-        pass
-
-    class Kill:
-        def on_round_end(self, record: Any, state: Any) -> None:
-            if record["round"] == 2:
-                raise Killed
-
-    with pytest.raises(Killed):
-        toys.federation(chosen, train=OnDemand(), callbacks=[Kill()]).run(tmp_path / "run")
-    resumed = toys.federation(chosen, train=OnDemand())
+    with pytest.raises(KilledError):
+        toys.federation(chosen, train=OnDemand(), callbacks=[KilledAfter(2)]).run(tmp_path / "run")
     assert toys.same(resumed.run(tmp_path / "run", resume=True).state.tensors, kept_of_all.tensors)
     own, other = resumed.assembly.clients, whole.assembly.clients
     assert isinstance(own, Registered)

@@ -15,11 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from privacy import accounting, ledger_file
+from privacy.ledger import Ledger
 from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
@@ -27,7 +30,9 @@ from secure_fed.report.page import write_report
 from secure_fed.runs import durable, recording
 from secure_fed.runs.store import read_checkpoint, read_personal, read_records
 from tests.cells import chosen
-from tests.secure_fed import small_models, toys
+from tests.contracts.runs import KilledAfter, KilledError
+from tests.golden import refused
+from tests.secure_fed import private_toys, small_models, toys
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
@@ -56,7 +61,7 @@ POINTS = (
 _WAYS = (*(() if torch.accelerator.is_available() else ("fork",)), "forkserver", "spawn")
 _PROCESSES = multiprocessing.get_context(next(way for way in _WAYS if way in multiprocessing.get_all_start_methods()))
 if _PROCESSES.get_start_method() == "forkserver":
-    _PROCESSES.set_forkserver_preload([__name__, "tests.secure_fed.test_private_kills"])
+    _PROCESSES.set_forkserver_preload([__name__, "tests.secure_fed.test_private_reliability"])
 
 
 def everything_at_once() -> Federation:
@@ -106,7 +111,7 @@ def run(scenario: str, path: Path, *, resume: bool = False, page: bool = False) 
         write_report(path)
 
 
-def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
+def die_at(deadly: int, run: Callable[..., Any], *given: Any, **named: Any) -> None:
     """Runs up to the named instant with index `deadly`, from 0, and is killed there."""
     left = deadly
 
@@ -118,23 +123,24 @@ def run_and_die(scenario: str, path: Path, resume: bool, deadly: int) -> None:
             os._exit(1)
         left -= 1
 
-    durable.crash_point = crash_point
-    run(scenario, path, resume=resume, page=True)
+    durable.crash_point = ledger_file.crash_point = crash_point
+    run(*given, **named)
 
 
-def kill_at(scenario: str, path: Path, deadly: int, *, resume: bool = False) -> None:
-    process = _PROCESSES.Process(target=run_and_die, args=(scenario, path, resume, deadly))  # type: ignore[attr-defined]
+def kill_at(deadly: int, run: Callable[..., Any], *given: Any, **named: Any) -> None:
+    process = _PROCESSES.Process(target=die_at, args=(deadly, run, *given), kwargs=named)  # type: ignore[attr-defined]
     process.start()
     process.join()
     assert process.exitcode == (-signal.SIGKILL if hasattr(signal, "SIGKILL") else 1)
 
 
-def instants(monkeypatch: pytest.MonkeyPatch, path: Path, *, resume: bool = False) -> list[str]:
+def instants(run: Callable[..., Any], *given: Any, **named: Any) -> list[str]:
     """The names of the instants that a run passes, in order."""
     passed: list[str] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "crash_point", passed.append)
-        run("everything_at_once", path, resume=resume, page=True)
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (durable, ledger_file):
+            patched.setattr(module, "crash_point", passed.append)
+        run(*given, **named)
     return passed
 
 
@@ -168,8 +174,8 @@ def assert_same_run(left: Path, right: Path) -> None:
 # Named instants.
 
 
-def test_every_write_of_a_run_has_its_instants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert instants(monkeypatch, tmp_path / "run") == list(POINTS)
+def test_every_write_of_a_run_has_its_instants(tmp_path: Path) -> None:
+    assert instants(run, "everything_at_once", tmp_path / "run", page=True) == list(POINTS)
     written = {name.partition(":")[0] for name in POINTS}
     kept = {file.name for file in (tmp_path / "run").rglob("*") if file.is_file()} - {".lock"}
     assert kept == written - {f"personal-{number}.safetensors" for number in range(1, ROUNDS)}
@@ -208,84 +214,81 @@ ON_EVERY_CHANGE = [
     chosen(
         ((scenario, point) for scenario, points in INSTANTS.items() for point in range(len(points))), ON_EVERY_CHANGE
     ),
-    ids=lambda value: str(value),
+    ids=str,
 )
 def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, scenario: str, deadly: int) -> None:
-    kill_at(scenario, tmp_path / "run", deadly)
-    run(scenario, tmp_path / "run", resume=True, page=INSTANTS[scenario][deadly].startswith("report"))
+    page = INSTANTS[scenario][deadly].startswith("report")
+    kill_at(deadly, run, scenario, tmp_path / "run", page=page)
+    run(scenario, tmp_path / "run", resume=True, page=page)
     assert_same_run(tmp_path / "run", uninterrupted[scenario])
 
 
-# The first kill is at a line of metrics, at the first checkpoint or at the second.
 @pytest.mark.parametrize(
     ("first", "seconds"), chosen([*((first, range(6)) for first in (10, 15, 22)), (15, (1, 4))], [(15, (1, 4))])
 )
 def test_killed_while_resuming_and_again_at_every_instant(
-    uninterrupted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, seconds: Sequence[int]
+    uninterrupted: dict[str, Path], tmp_path: Path, first: int, seconds: Sequence[int]
 ) -> None:
     scenario = "everything_at_once"
-    kill_at(scenario, tmp_path / "rehearsal", first)
-    passed = instants(monkeypatch, tmp_path / "rehearsal", resume=True)
-    assert passed[:3] == [f"metrics.jsonl:{step}" for step in _REPLACED]
     for second in seconds:
-        kill_at(scenario, tmp_path / f"run-{second}", first)
-        kill_at(scenario, tmp_path / f"run-{second}", second, resume=True)
-        run(scenario, tmp_path / f"run-{second}", resume=True)
-        assert_same_run(tmp_path / f"run-{second}", uninterrupted[scenario])
+        path = tmp_path / f"run-{second}"
+        kill_at(first, run, scenario, path)
+        kill_at(second, run, scenario, path, resume=True)
+        run(scenario, path, resume=True)
+        assert_same_run(path, uninterrupted[scenario])
 
 
 def test_a_start_killed_before_its_configuration_may_be_started_again(
     uninterrupted: dict[str, Path], tmp_path: Path
 ) -> None:
-    kill_at("transformer", tmp_path / "run", INSTANTS["transformer"].index("config.json:synced"))
+    kill_at(INSTANTS["everything_at_once"].index("config.json:synced"), run, "everything_at_once", tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
-    run("transformer", tmp_path / "run")
-    assert_same_run(tmp_path / "run", uninterrupted["transformer"])
+    run("everything_at_once", tmp_path / "run")
+    assert_same_run(tmp_path / "run", uninterrupted["everything_at_once"])
 
 
 def test_the_lock_of_the_dead_is_nobodys(tmp_path: Path) -> None:
-    kill_at("transformer", tmp_path / "run", INSTANTS["transformer"].index("checkpoint.safetensors:written"))
+    kill_at(
+        INSTANTS["everything_at_once"].index("checkpoint.safetensors:written"),
+        run,
+        "everything_at_once",
+        tmp_path / "run",
+    )
     assert len(list((tmp_path / "run").glob("checkpoint.safetensors.*.part"))) == 1
-    run("transformer", tmp_path / "run", resume=True)
+    run("everything_at_once", tmp_path / "run", resume=True)
     assert not list((tmp_path / "run").glob("*.part"))
 
 
 # Resuming a run that was not killed.
 
 
-class Listener:
-    """Notes the rounds and the number of ends that a callback gets."""
-
-    def __init__(self) -> None:
-        self.rounds: list[int] = []
-        self.ends = 0
-
-    def on_round_end(self, record: dict[str, Any], state: Any) -> None:
-        self.rounds.append(record["round"])
-
-    def on_end(self, result: Any) -> None:
-        self.ends += 1
-
-
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
     run("everything_at_once", tmp_path / "run")
-    listener, federation = Listener(), everything_at_once()
+    (listener, rounds), federation = listening(), everything_at_once()
     federation.callbacks.append(listener)
     result = federation.run(tmp_path / "run", resume=True)
     assert_same_run(tmp_path / "run", uninterrupted["everything_at_once"])
-    assert (listener.rounds, listener.ends) == ([], 1)
+    assert rounds == ["end"]
     assert len(result.records) == ROUNDS
     assert result.summary["accuracy"] == result.records[-1]["accuracy"]
 
 
+def listening() -> tuple[Any, list[Any]]:
+    """(a callback, a list of the rounds and "end" as they are told to it)."""
+    told: list[Any] = []
+    return SimpleNamespace(
+        on_round_end=lambda record, state: told.append(record["round"]), on_end=lambda result: told.append("end")
+    ), told
+
+
 def test_rounds_may_be_raised_and_give_the_longer_run(tmp_path: Path) -> None:
     toys.federation({"federation.rounds": 2}).run(tmp_path / "grown")
-    listener = Listener()
+    listener, told = listening()
     toys.federation({"federation.rounds": 5}, callbacks=[listener]).run(tmp_path / "grown", resume=True)
     toys.federation({"federation.rounds": 5}).run(tmp_path / "whole")
-    assert listener.rounds == [3, 4, 5]
+    assert told == [3, 4, 5, "end"]
     assert_same_run(tmp_path / "grown", tmp_path / "whole")
-    with pytest.raises(RunDirectoryError, match=r"federation\.rounds may be raised on resuming, not lowered to 2"):
+    with refused(RunDirectoryError):
         toys.federation({"federation.rounds": 2}).run(tmp_path / "grown", resume=True)
 
 
@@ -301,15 +304,9 @@ def test_a_rate_that_falls_goes_on_as_in_the_longer_run_where_rounds_are_raised(
 
 def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupted: dict[str, Path]) -> None:
     """Resuming in the same object drops the clients' state of the failed round, as a new process does."""
-
-    class Fault:
-        def on_round_end(self, record: dict[str, Any], state: Any) -> None:
-            if record["round"] == 2:
-                raise KeyboardInterrupt
-
     federation = everything_at_once()
-    federation.callbacks.append(Fault())
-    with pytest.raises(KeyboardInterrupt):
+    federation.callbacks.append(KilledAfter(2))
+    with pytest.raises(KilledError):
         federation.run(tmp_path / "run")
     federation.callbacks.clear()
     for client in federation.assembly.clients:
@@ -320,56 +317,59 @@ def test_a_failed_run_is_resumed_by_the_same_object(tmp_path: Path, uninterrupte
 
 def test_another_model_in_the_same_directory_is_refused(tmp_path: Path) -> None:
     toys.federation({"federation.rounds": 1}).run(tmp_path / "run")
-    with pytest.raises(RunDirectoryError, match=r"holds the state of another model|started with other data"):
-        toys.federation({"federation.rounds": 1}, model=_Larger()).run(tmp_path / "run", resume=True)
-
-
-class _Larger(toys.Toy):
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = torch.nn.Linear(8, 4)
+    larger = toys.model()
+    larger.classifier = torch.nn.Linear(8, 4)
+    with refused(RunDirectoryError):
+        toys.federation({"federation.rounds": 1}, model=larger).run(tmp_path / "run", resume=True)
 
 
 # Kills of the command line's process.
 
 
+OPEN = {
+    "federation": {"rounds": 60, "server_optimizer": "adam", "server_lr": 0.05},
+    "method": {"name": "fra_then_ffa", "switch_round": 25, "personal": ["classifier.*"]},
+}
+PRIVATE = {"federation": {"rounds": 40}, "privacy": {"unit": "client", "noise_multiplier": 1.5, "delta": 1e-3}}
+
+
 @pytest.mark.nightly
-def test_five_real_kills(small_model: Path, small_data: Path, tmp_path: Path) -> None:
-    """`train`, killed during start-up and then at four random instants, and resumed with --resume each time."""
+@pytest.mark.parametrize("chosen", [OPEN, PRIVATE], ids=["open", "private"])
+def test_five_real_kills(chosen: dict[str, Any], small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """`train`, killed during start-up and then at four random instants, and resumed with --resume each time.
+
+    A private run has charged every release.
+    """
+    tables = {name: dict(table) for name, table in chosen.items()}
+    tables["federation"] |= {"cohort": 3, "sampling": "poisson"}
+    usual = {"model.name": small_model, "data.client": "site", "training.batch_size": 4}
+    usual |= {f"data.{part}": small_data / f"{part}.jsonl" for part in ("train", "test")}
+    rng, private, ledger = random.Random(7), chosen is PRIVATE, tmp_path / "sites.sqlite"
+    if private:
+        usual["privacy.ledger"] = ledger
+        Ledger.create(ledger, data_set="sites", epsilon=1000.0, delta=0.1)
+    flat = {**usual, **{f"{name}.{key}": value for name, table in tables.items() for key, value in table.items()}}
     settings = tmp_path / "run.toml"
-    settings.write_text(
-        f"""
-        [model]
-        name = '{small_model.as_posix()}'
-        [data]
-        train = '{(small_data / "train.jsonl").as_posix()}'
-        test = '{(small_data / "test.jsonl").as_posix()}'
-        client = 'site'
-        [federation]
-        rounds = 60
-        cohort = 3
-        sampling = 'poisson'
-        server_optimizer = 'adam'
-        server_lr = 0.05
-        [method]
-        name = 'fra_then_ffa'
-        switch_round = 25
-        personal = ['classifier.*']
-        [training]
-        batch_size = 4
-        """
-    )
-    rng = random.Random(7)
+    settings.write_text("".join(f"{name} = {json.dumps(value, default=str)}\n" for name, value in flat.items()))
     victim, untouched = tmp_path / "victim", tmp_path / "untouched"
     _kill_when(["train", str(settings), "--out", str(victim)], "secure-fed: ", 0.0)
     for number in range(4):
-        round_ = len(read_records(victim)) + rng.randint(2, 9)  # on a loaded machine the last kill may have been late
+        round_ = len(read_records(victim)) + rng.randint(2, 6)  # on a loaded machine the last kill may have been late
         command = ["train", str(settings)] if number == 0 else ["train"]
         _kill_when([*command, "--resume", "--out", str(victim)], f"round {round_}/", rng.uniform(0.0, 0.05))
-    assert 5 <= len(read_records(victim)) < 60
+        assert not private or len(private_toys.charges(ledger)) >= len(read_records(victim))
+    rounds = tables["federation"]["rounds"]
+    assert 5 <= len(read_records(victim)) < rounds
     assert cli.main(["train", "--resume", "--out", str(victim)]) == 0
-    assert cli.main(["train", str(settings), "--out", str(untouched)]) == 0
-    assert_same_run(victim, untouched)
+    if not private:
+        assert cli.main(["train", str(settings), "--out", str(untouched)]) == 0
+        assert_same_run(victim, untouched)
+        return
+    said, opened = json.loads((victim / "result.json").read_text()), Ledger.open(ledger)
+    assert said["rounds"] == rounds <= said["releases"] == len(private_toys.charges(opened)) <= rounds + 5
+    assert len({row.run for row in opened.rows() if row.kind == "reserve"}) == 1, "it is one run all along"
+    cost = accounting.epsilon(accounting.poisson_sampled(0.5, 1.5), said["releases"], 1e-3)
+    assert said["epsilon"] == said["epsilon_cumulative"] == cost
 
 
 def _kill_when(arguments: list[str], line: str, later: float) -> None:
