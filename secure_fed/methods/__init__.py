@@ -78,12 +78,12 @@ def build(config: RunConfig | MethodConfig) -> Method:
         raise ConfigError(
             f"federation.server_optimizer = {run.federation.server_optimizer!r} cannot be used with method.name = "
             f"{chosen.name!r}: {chosen.memoryless}; use 'mean'"
-        )
+        ).about("federation.server_optimizer", run.federation.server_optimizer, "mean")
     if chosen.needs_means and run.federation.aggregate != "mean":
         raise ConfigError(
             f"federation.aggregate = {run.federation.aggregate!r} cannot be used with method.name = {chosen.name!r}: "
             f"{chosen.needs_means}; use 'mean'"
-        )
+        ).about("federation.aggregate", run.federation.aggregate, "mean")
     return _described(run.method.name)[1](run)
 
 
@@ -112,7 +112,7 @@ def require_known(name: str) -> None:
         plain = name.lower().replace("-", "_")
         near = [_ELSEWHERE[plain]] if plain in _ELSEWHERE else difflib.get_close_matches(name, METHODS, n=1, cutoff=0.4)
         offer = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}"
-        raise ConfigError(f"method.name = {name!r} is not a method: {offer}")
+        raise _refused(name, f"is not a method: {offer}")
 
 
 def pinned(run: RunConfig) -> RunConfig:
@@ -199,6 +199,4 @@ def _executed(path: Path, named: str, digest: str | None) -> ModuleType:
 
 
 def _refused(name: str, why: str) -> ConfigError:
-    return ConfigError(f"method.name = {name!r} {why}").about(
-        "method.name", name, "a listed method, or a file that is one"
-    )
+    return ConfigError(f"method.name = {name!r} {why}").about("method.name", name, "a listed method or a file of one")
