@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from privacy.mechanisms import Gaussian
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.loading import digest_of
@@ -42,12 +43,17 @@ ENDED = [  # killed and resumed on every change: methods with more state than av
 AT_NIGHT = [cell for cell in SUPPORTED if cell[2] == runs.turn(*cell[:2])]
 
 
+def settings(name: str, unit: str, how: str) -> RunConfig:
+    """Without phantoms, whose changes move the means: masks have room for fewer of them."""
+    return runs.settings(name, unit, how, **({"evaluation.phantoms": 0} if unit == "client" else {}))
+
+
 class Run:
     """A run of two rounds, with its states, events and result."""
 
-    def __init__(self, name: str, unit: str, how: str, **more: Any) -> None:
+    def __init__(self, name: str, unit: str, how: str) -> None:
         kept = States()
-        self.built: Federation = runs.federation(runs.settings(name, unit, how, **more), callbacks=[kept])
+        self.built: Federation = runs.federation(settings(name, unit, how), callbacks=[kept])
         self.base = digest_of(self.built.assembly.problem.model, self.built.assembly.initial.tensors)
         self.events: Events = runs.watch(self.built)
         self.result: Result = self.built.run()
@@ -126,7 +132,7 @@ class TestContract:
 
 @pytest.mark.parametrize(("name", "unit", "how"), chosen(SUPPORTED, ENDED, nightly=AT_NIGHT))
 def test_a_run_that_was_killed_goes_on_to_the_same_end(name: str, unit: str, how: str, tmp_path: Path) -> None:
-    config = runs.settings(name, unit, how)
+    config = settings(name, unit, how)
     with pytest.raises(KilledError):
         runs.federation(config, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
     resumed = runs.federation(config).run(tmp_path / "run", resume=True)
@@ -156,9 +162,7 @@ def test_a_mean_is_that_of_the_contributions(name: str, unit: str, how: str) -> 
 )
 def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str) -> None:
     """With the same noise and coins, compared by the models' logits, since factors may differ while their products agree."""
-    # Masks have room for fewer phantoms, whose changes move the means.
-    alike = {"evaluation.phantoms": 0} if unit == "client" else {}
-    plain, masked = (Run(name, unit, how, **alike) if alike else run_of(name, unit, how) for how in SUMS)
+    plain, masked = (run_of(name, unit, how) for how in SUMS)
     rounds = 1 if name in SKETCHING and unit == "client" else ROUNDS
     start, open_, hidden = (
         runs.logits(run.built, run.states[after].tensors)
@@ -169,7 +173,7 @@ def test_behind_masks_a_run_ends_where_it_does_in_the_open(name: str, unit: str)
     if apart < 2e-3 * moved:
         return
     # A method that keeps the leading directions of a mean amplifies rounding where two singular values are nearly equal.
-    built = runs.federation(runs.settings(name, unit, "plain", **alike))
+    built = runs.federation(settings(name, unit, "plain"))
     built.assembly = replace(built.assembly, transport=Rounding(built.assembly.transport))
     carried = float((runs.logits(built, built.run().state.tensors) - open_).norm())
     assert apart < 4 * carried < 0.1 * moved
@@ -216,14 +220,20 @@ def test_a_server_that_adds_up_means_is_refused_with_the_reason() -> None:
     assert names
 
 
-@pytest.mark.parametrize("name", chosen(METHODS, ["fedlora"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", METHODS)
 def test_a_run_learns(name: str) -> None:
-    """The loss in training falls by a tenth in eight rounds of four steps."""
-    more: dict[str, Any] = {"federation.rounds": 8, "training.steps": 4, "training.optimizer": "adamw"}
-    more["training.lr"] = 0.3 if name in ("prompt_tuning", "p_tuning") else 0.03
+    """The loss in training falls by a tenth in eight rounds of four steps; with prompts, which move little at first, a bit."""
+    more: dict[str, Any] = {
+        "federation.rounds": 8,
+        "training.steps": 4,
+        "training.optimizer": "adamw",
+        "training.lr": 0.03,
+    }
+    share = 0.97 if name in ("prompt_tuning", "p_tuning") else 0.9
     built = runs.federation(runs.settings(name, **more, **{"training.lr_schedule": "constant", "evaluation.every": 8}))
     records = built.run().records
-    assert records[-1]["train_loss"] < 0.9 * records[0]["train_loss"]
+    assert records[-1]["train_loss"] < share * records[0]["train_loss"]
 
 
 IN_TURN = {"federation.sampling": "schedule", "federation.cohort": 2}

@@ -148,8 +148,7 @@ def numbers(model: nn.Module, found: list[Pair]) -> Tensors:
     return read(model, [name for pair in found for name in (pair.a, pair.b)])
 
 
-@every("architecture", small_models.ARCHITECTURES)
-@every("alpha", [3.0, 12.0])
+@every(("architecture", "alpha"), [*((name, 3.0) for name in small_models.ARCHITECTURES), ("gpt2", 12.0)])
 def test_a_and_b_hold_the_largest_singular_values_and_the_layer_the_rest(architecture: str, alpha: float) -> None:
     """Against numpy's own decomposition: s B A = sum_{i < r} s_i u_i v_i^T, balanced, and W_res = W - s B A."""
     adapter = LoraAdapter(rank=3, alpha=alpha, start="singular")
@@ -214,7 +213,7 @@ def merged(model: nn.Module, form: LoraForm) -> nn.Module:
 
 
 @every("start", ["zero", "singular"])
-@every("architecture", ["bert", "llama", "gpt2"])
+@every("architecture", ["bert", "gpt2"])
 @every(("moved", "rank"), [(("lora_A", "lora_B"), 6), (("lora_B",), 3), (("lora_A",), 6)])
 def test_the_form_is_a_change_of_the_original_weights(
     start: str, architecture: str, moved: tuple[str, ...], rank: int
@@ -238,10 +237,3 @@ def test_the_form_is_a_change_of_the_original_weights(
         if start == "singular" or moved != ("lora_A",):  # A beside B = 0 changes nothing
             assert np.abs(computed - matrix(base, pair.module)).max() > 0.01
     assert torch.allclose(small_models.logits(whole), small_models.logits(model), atol=1e-5)
-
-
-def test_an_untrained_state_is_no_change() -> None:
-    model, found = made("bert")
-    initial = numbers(model, found)
-    form = ADAPTER.form(initial, initial)
-    assert all(float((b @ a).abs().max()) == 0 for a, b in form.factors.values())

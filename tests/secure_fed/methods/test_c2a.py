@@ -1,4 +1,4 @@
-"""C2A: where class shares are stored and where they are not sent, privacy units, and predictions."""
+"""C2A: where class shares are stored and where they are not sent, and privacy units."""
 
 from __future__ import annotations
 
@@ -150,17 +150,3 @@ def test_examples_are_protected_unless_a_setting_couples_them(coupling: dict[str
     assert federation(unit="example").run().summary["unit"] == "example"
     with refused(ConfigError):
         federation(unit="example", **coupling)
-
-
-def test_predictions_after_a_run_depend_on_no_batch_mate() -> None:
-    built = federation(**{"evaluation.batch_size": 12})
-    model = built.load(built.run().state).eval()
-    items = runs.examples(99, 12)
-
-    def inputs(some: list[Any]) -> dict[str, Tensor]:
-        return {name: value for name, value in built.assembly.problem.collate(some).items() if name != "labels"}
-
-    with torch.no_grad():
-        together = model(**inputs(items)).logits
-        alone = torch.cat([model(**inputs([item])).logits for item in items])
-    assert torch.allclose(alone, together, atol=1e-6)

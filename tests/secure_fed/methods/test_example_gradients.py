@@ -102,16 +102,6 @@ def test_tied_embeddings_have_the_gradients_of_both_layers() -> None:
     assert check(model, names, items, default_collate) is together
 
 
-def test_embeddings_with_padding_by_the_quick_path() -> None:
-    """All of RoBERTa's embeddings get a batch dimension; the padding token's row has no gradient."""
-    model, names = ready("fedft", "roberta")
-    objective, where = Objective(model, classification.loss, CPU), placed(model, names)
-    found = together(objective, Collate(0), where, texts())["roberta.embeddings.word_embeddings.weight"]
-    assert found.shape == (5, small_models.VOCABULARY, 16)
-    for gradient, item in zip(found, texts(), strict=True):
-        assert set(gradient.any(1).nonzero().flatten().tolist()) == set(item["input_ids"].tolist())
-
-
 @pytest.mark.parametrize("away", [False, True])
 def test_experts_drawn_at_random_do_not_pass_for_examples_that_are_coupled(away: bool) -> None:
     """`path_for` raises no ModelError, neither with identical experts, as in the first round, nor with different ones.

@@ -25,6 +25,7 @@ from secure_fed.tensors import sketch
 from secure_fed.tensors.low_rank import denoised, in_own_factors, tangent
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import LowRank, Tensors
+from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.methods.refactorised import (
@@ -172,17 +173,15 @@ def test_settings_reach_the_methods() -> None:
 # Rounds of a federation.
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"federation.weighting": "examples"},
-        {"federation.server_lr": 0.3},
-        {"secure_aggregation.enabled": True},
-        {"method.personal": ["classifier"]},
-        GRADIENTS,
-    ],
-    ids=["weighted", "slow", "masked", "own heads", "private examples"],
-)
+ALIKE: list[dict[str, Any]] = [
+    {"federation.weighting": "examples", "federation.server_lr": 0.3},
+    {"secure_aggregation.enabled": True},
+    {"method.personal": ["classifier"]},
+    GRADIENTS,
+]
+
+
+@pytest.mark.parametrize("settings", chosen(ALIKE, ALIKE[:3]))
 def test_a_run_by_sketches_that_fit_is_the_run_by_whole_matrices(settings: dict[str, Any]) -> None:
     """Behind masks up to the rounding to fixed point. Noise in the gradients is none in the sums."""
     usual = {**settings, "federation.rounds": 1 if settings is GRADIENTS else 2}
