@@ -64,16 +64,16 @@ def build(run: RunConfig) -> FedAra:
     votes = _by_votes(run)
     last = method.final_rank or -(-method.rank // 4)
     if last > method.rank:
-        raise ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, the starting rank")
-    rounds = run.federation.rounds
-    few = rounds < _FEW
+        wrong = ConfigError(f"method.final_rank = {last} is above method.rank = {method.rank}, the starting rank")
+        raise wrong.about("method.final_rank", last, "at most method.rank")
+    few = (rounds := run.federation.rounds) < _FEW
     warmup = (rounds // 4 if few else 2) if method.warmup_rounds is None else method.warmup_rounds
     final = (rounds // 3 if few else 5) if method.final_rounds is None else method.final_rounds
     if warmup + final >= rounds:
         raise ConfigError(
             f"method.warmup_rounds = {warmup} and method.final_rounds = {final} leave none of "
             f"federation.rounds = {rounds} for reducing ranks: lower them, or raise federation.rounds"
-        )
+        ).about("method.warmup_rounds", warmup, "below federation.rounds with method.final_rounds")
     budget = Budget(method.rank, last, warmup, final, rounds)
     return FedAra(TripletAdapter(LoraAdapter.of(method)), CARD, budget, method.vote_threshold if votes else None)
 
@@ -85,13 +85,13 @@ def _by_votes(run: RunConfig) -> bool:
         raise ConfigError(
             "method.masks = 'votes' is refused with privacy.unit = 'client', where votes would need noise of their own: use "
             "'global', which chooses ranks from noised tensors"
-        )
+        ).about("method.masks", method.masks, "global with privacy.unit = 'client'")
     votes = method.masks == "votes" or (method.masks == "auto" and not by_client)
     if votes and run.federation.server_rate != 1:
         raise ConfigError(
             f"federation.server_lr = {run.federation.server_rate:g} would scale the votes of method.name = 'fedara': leave "
             "it at 1, or set method.masks = 'global'"
-        )
+        ).about("federation.server_lr", run.federation.server_rate, "1 with votes")
     masked = run.secure_aggregation
     if votes and masked.enabled and masked.range < 1:
         raise ConfigError(
@@ -102,7 +102,7 @@ def _by_votes(run: RunConfig) -> bool:
         raise ConfigError(
             f"method.vote_threshold = {method.vote_threshold:g} has no effect without votes (method.masks = 'global', or "
             "privacy.unit = 'client'): leave it out"
-        )
+        ).about("method.vote_threshold", method.vote_threshold, "unset without votes")
     return votes
 
 

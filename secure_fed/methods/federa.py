@@ -68,10 +68,10 @@ def _require_fitting(run: RunConfig, rule: Card) -> None:
         raise ConfigError(
             f"federation.server_optimizer = {optimizer!r} cannot be used with method.rule = {method.rule!r}: "
             f"{rule.memoryless}; use 'mean'"
-        )
+        ).about("federation.server_optimizer", optimizer, "mean")
     for option in _OF_FRA:
         if method.rule != "fra_lora" and not method.left_alone(option):
             raise ConfigError(
                 f"method.{option} = {getattr(method, option)!r} has no effect with method.rule = {method.rule!r}: "
                 "leave it out, or set method.rule = 'fra_lora'"
-            )
+            ).about(f"method.{option}", getattr(method, option), "unset unless method.rule = 'fra_lora'")

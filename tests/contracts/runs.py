@@ -45,8 +45,7 @@ OF_A_CLASS = (
     *("bitfit", "adamix", "fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "svd_adaptation", "fedara"),
     *("fedtt", "fedtt_plus", "c2a", "fedsvd", "fedask", "fedpower"),
 )
-# Methods of each way of sending: changes, products, tensor-train cores, and several sums.
-WAYS = ("fedlora", "fra_lora", "fedtt", "fedask", "fedpower")
+WAYS = ("fedlora", "fra_lora", "fedask")  # a method of each way of sending: changes, products, and several sums
 
 
 def supported(name: str, unit: str) -> bool:
@@ -56,10 +55,8 @@ def supported(name: str, unit: str) -> bool:
 def quick(name: str, unit: str, how: str) -> bool:
     """Whether a cell is tested on every change: one method of every class, alternately without and with client privacy.
 
-    The methods of WAYS are tested behind masks too. Per-example gradients take longest: one method has them.
+    The methods of WAYS are tested behind masks too. Per-example gradients take longest, and have tests of their own.
     """
-    if unit == "example":
-        return (name, how) == ("bitfit", "plain")
     mine = ("none", "client")[OF_A_CLASS.index(name) % 2] if name in OF_A_CLASS else ""
     return unit == mine and (how == "plain" or name in WAYS)
 

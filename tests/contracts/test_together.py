@@ -18,15 +18,10 @@ CELLS = [
     if runs.supported(name, unit) and ((unit, how) != ("example", "masked") or name == "ffa_lora")
 ]
 QUICK = [
-    *(("fedlora", "none", "plain"), ("ffa_lora", "client", "masked"), ("fedtt", "none", "plain")),
-    *(("prefix_tuning", "none", "plain"), ("fedara", "none", "plain"), ("adapter_houlsby", "client", "plain")),
-    *(("fra_lora", "example", "plain"), ("ffa_lora", "example", "masked")),
+    *(("fedlora", "none", "plain"), ("fedtt", "none", "plain"), ("prefix_tuning", "none", "plain")),
 ]
 # Methods that train one client after the other, with a part of the reason; fedft's embeddings have no rule for common passes.
-IN_TURN = {
-    "adamix": "draws random numbers beyond dropout",
-    "fedft": "not each has its part",
-}
+IN_TURN = {"adamix": "draws random numbers beyond dropout", "fedft": "not each has its part"}
 
 
 def after_a_round(name: str, unit: str, how: str, together: int) -> tuple[State, State, str]:

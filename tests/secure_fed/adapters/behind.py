@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.secure_fed import small_models
+from tests.secure_fed.adapters.virtual import made
 
 # The last linear layer of each block, by hand.
 BLOCKS = {
@@ -20,27 +21,14 @@ BLOCKS = {
         "attention": "distilbert.transformer.layer.{}.attention.out_lin",
         "feed_forward": "distilbert.transformer.layer.{}.ffn.lin2",
     },
-    "llama": {
-        "attention": "model.layers.{}.self_attn.o_proj",
-        "feed_forward": "model.layers.{}.mlp.down_proj",
-    },
+    "llama": {"attention": "model.layers.{}.self_attn.o_proj", "feed_forward": "model.layers.{}.mlp.down_proj"},
     "gpt2": {"attention": "transformer.h.{}.attn.c_proj", "feed_forward": "transformer.h.{}.mlp.c_proj"},
 }
 
 
-def lively(architecture: str) -> nn.Module:
-    """A float64 model, with weights so large that changes inside an attention block show in the logits."""
-    model = small_models.make(architecture).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(8)
-    return model
-
-
 def adapted(architecture: str, adapter: Any, seed: int = 0) -> tuple[nn.Module, list[str]]:
     """A float64 model with an adapter, and its parameter names. Adapter and head are moved away from their initial values."""
-    model = lively(architecture)
+    model = made(architecture)
     head = small_models.head_of(model)
     names = list(adapter.inject(model, head, seed))
     model.double()
@@ -61,7 +49,7 @@ def by_hand(adapted_model: nn.Module, architecture: str, change: Callable[[str, 
 
     layer: the name of the block's last linear layer.
     """
-    plain = lively(architecture)
+    plain = made(architecture)
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             parameter.copy_(adapted_model.get_parameter(name))

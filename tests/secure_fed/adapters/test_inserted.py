@@ -1,25 +1,52 @@
-"""The places behind a model's blocks, and the behaviour common to all modules that run behind, or in front of, its layers."""
+"""Modules behind blocks: their places, and bottlenecks, Compacter, mixtures of experts and IA3 against computations by hand."""
 
 from __future__ import annotations
 
-import copy
+import math
+import warnings
+from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from peft import IA3Config, inject_adapter_in_model
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import FNetConfig, FNetModel, MixtralConfig, MixtralModel
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.inserted import Bottlenecks, Compacters, Mixtures, Scales, attach, places
-from secure_fed.learning.models.adapters.parameters import read
+from secure_fed.learning.models.adapters.inserted import (
+    RULE,
+    Bottlenecks,
+    Compacters,
+    Mixture,
+    Mixtures,
+    Scales,
+    attach,
+    places,
+    scaled_layers,
+)
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
-from secure_fed.tensors.tensors import Layout
-from tests.secure_fed import small_models, toys
-from tests.secure_fed.adapters.behind import adapted, lively, shake
-from tests.secure_fed.example_gradients import losses_at
+from secure_fed.methods.adamix import consistent
+from tests.golden import refused
+from tests.secure_fed import small_models
+from tests.secure_fed.adapters.behind import BLOCKS, adapted, by_hand, counted, each_token
+from tests.secure_fed.adapters.virtual import made
+from tests.secure_fed.example_gradients import losses_at, together
+from tests.secure_fed.test_per_example import CPU, assert_equal, texts, without_dropout
+
+BOTH = ("attention", "feed_forward")
+
+
+def gelu(x: float) -> float:
+    return x * (1 + math.erf(x / math.sqrt(2))) / 2
+
+
+# Places.
 
 
 class Shifted(nn.Module):
@@ -34,24 +61,14 @@ class Shifted(nn.Module):
 
 
 @pytest.mark.parametrize("architecture", small_models.PLACED)
-def test_two_places_a_layer_in_order(architecture: str) -> None:
-    found = places(small_models.make(architecture))
-    assert [(place.layer, place.block) for place in found] == [
-        (0, "attention"),
-        (0, "feed_forward"),
-        (1, "attention"),
-        (1, "feed_forward"),
-    ]
-    assert {place.width for place in found} == {16}
-
-
-@pytest.mark.parametrize("architecture", small_models.PLACED)
-def test_each_place_is_asked_once_a_pass_with_that_layers_output(architecture: str) -> None:
+def test_two_places_a_layer_each_asked_once_a_pass(architecture: str) -> None:
+    """With that layer's output; the base model's parameters keep their names."""
     model = small_models.make(architecture)
-    before = small_models.logits(model)
-    names = [name for name, _ in model.named_parameters()]
-    seen: dict[str, list[Tensor]] = {}
-    for place in places(model):
+    before, names = small_models.logits(model), [name for name, _ in model.named_parameters()]
+    found, seen = places(model), dict[str, list[Tensor]]()
+    assert [(place.layer, place.block) for place in found] == [*product((0, 1), BOTH)]
+    assert {place.width for place in found} == {16}
+    for place in found:
         full = attach(model, place.module, "adapter", Shifted(place.width))
         assert full == f"{place.module}.adapter"
         layer = model.get_submodule(full)
@@ -59,8 +76,7 @@ def test_each_place_is_asked_once_a_pass_with_that_layers_output(architecture: s
     assert torch.equal(small_models.logits(model), before)
     assert all(len(calls) == 1 and calls[0].shape[-1] == 16 for calls in seen.values())
     assert len(seen) == 4
-    kept = [name for name, _ in model.named_parameters() if not name.endswith(".adapter.shift")]
-    assert kept == names, "the base model's parameters keep their names"
+    assert [name for name, _ in model.named_parameters() if not name.endswith(".adapter.shift")] == names
 
 
 def test_a_place_changes_what_the_model_computes_as_a_bias_there_would() -> None:
@@ -74,17 +90,6 @@ def test_a_place_changes_what_the_model_computes_as_a_bias_there_would() -> None
     assert torch.allclose(small_models.logits(model), small_models.logits(other), atol=1e-6)
 
 
-def test_a_copy_of_the_model_calls_its_own_adapter() -> None:
-    model = small_models.make("bert")
-    place = places(model)[0].module
-    attach(model, place, "adapter", Shifted(16))
-    twin, before = copy.deepcopy(model), small_models.logits(model)
-    with torch.no_grad():
-        twin.get_parameter(f"{place}.adapter.shift").copy_(torch.linspace(-1, 1, 16))
-    assert torch.equal(small_models.logits(model), before)
-    assert not torch.allclose(small_models.logits(twin), before)
-
-
 def test_a_layer_without_a_known_block_is_refused_by_name() -> None:
     """Experts are no single linear layer; FNet has no attention, and adapters behind its feed-forward blocks are possible."""
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 40}
@@ -93,130 +98,263 @@ def test_a_layer_without_a_known_block_is_refused_by_name() -> None:
         mixing = FNetModel(FNetConfig(**shape))
     mixed = small_models.make("bert")
     mixed.get_submodule("bert.encoder.layer.1.attention.output").dense = nn.Identity()
-    for model, block, layer in (
-        (experts, "feed-forward", "layers.0 of MixtralModel"),
-        (mixing, "attention", "encoder.layer.0 of FNetModel"),
-        (mixed, "attention", "bert.encoder.layer.1 of BertForSequenceClassification"),
-    ):
-        with pytest.raises(MethodError, match=f"no {block} block is known in {layer}.*method on LoRA"):
+    for model in (experts, mixing, mixed):
+        with refused(MethodError):
             places(model)
     assert len(places(mixing, ["feed_forward"])) == len(places(experts, ["attention"])) == 2
 
 
-def test_what_cannot_be_placed_is_refused() -> None:
-    with pytest.raises(MethodError, match="no attention and feed-forward blocks are known in Sequential"):
-        places(nn.Sequential(nn.Linear(2, 2)))
+# Bottlenecks.
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+@pytest.mark.parametrize(("blocks", "activation"), [(BOTH, "gelu"), (("feed_forward",), "relu")])
+def test_bottlenecks_against_loops(architecture: str, blocks: tuple[str, ...], activation: str) -> None:
+    model, _ = adapted(architecture, Bottlenecks(2, blocks, activation))
+    here = {BLOCKS[architecture][block].format(layer) for block in blocks for layer in (0, 1)}
+    f = {"gelu": gelu, "relu": lambda x: max(x, 0.0)}[activation]
+
+    def written_out(at: str, y: Tensor) -> Tensor:
+        own = ("down.weight", "down.bias", "up.weight", "up.bias")
+        d, b_d, u, b_u = (model.get_parameter(f"{at}.adapter.{name}").detach() for name in own)
+
+        def one(token: Tensor) -> Tensor:
+            inner = [f(float(sum(d[j, i] * token[i] for i in range(16)) + b_d[j])) for j in range(len(d))]
+            return torch.stack([token[i] + sum(u[i, j] * inner[j] for j in range(len(d))) + b_u[i] for i in range(16)])
+
+        return each_token(y, one)
+
+    expected = by_hand(model, architecture, lambda at, y: written_out(at, y) if at in here else y)
+    torch.testing.assert_close(small_models.logits(model), expected)
+
+
+def test_the_start_of_bottlenecks() -> None:
+    """D is drawn like LoRA's A, differently at every place; everything else is zero."""
     model = small_models.make("bert")
-    place = places(model)[0].module
-    attach(model, place, "adapter", Shifted(16))
-    with pytest.raises(MethodError, match="already has an adapter"):
-        attach(model, place, "adapter", Shifted(16))
+    names = Bottlenecks(4, BOTH).inject(model, small_models.head_of(model), 3)
+    downs = [model.get_parameter(name) for name in names if name.endswith("down.weight")]
+    assert all(0.5 / 4 < down.abs().max() <= 1 / 4 for down in downs)
+    assert len({tuple(down.flatten().tolist()) for down in downs}) == 4
+    assert all(not model.get_parameter(name).any() for name in names if not name.endswith("down.weight"))
 
 
-BOTH = ("attention", "feed_forward")
-ADAPTERS: dict[str, Any] = {
-    "houlsby": Bottlenecks(4, BOTH),
-    "pfeiffer": Bottlenecks(4, ("feed_forward",), "relu"),
-    "compacter": Compacters(4, 2),
-    "adamix": Mixtures(4, 3),
-    "ia3": Scales(),
-}
-DRAWN = [name for name in ADAPTERS if name != "ia3"]
+# Compacter.
 
 
-@pytest.fixture(params=ADAPTERS)
-def adapter(request: pytest.FixtureRequest) -> Any:
-    return ADAPTERS[request.param]
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama", "gpt2"])
+def test_compacter_against_kronecker_products(architecture: str) -> None:
+    """sum_i kron(A_i, s_i t_i^T), formed by numpy."""
+    model, _ = adapted(architecture, Compacters(8, 4))
+
+    def matrix(at: str, which: str) -> np.ndarray:
+        names = (f"{RULE}.weight", f"{at}.adapter.{which}_left.weight", f"{at}.adapter.{which}_right.weight")
+        a, s, t = (model.get_parameter(name).detach().numpy() for name in names)
+        return sum(np.kron(a[i], np.outer(s[i], t[i])) for i in range(4))
+
+    def written_out(at: str, y: Tensor) -> Tensor:
+        down, up = (matrix(at, which) for which in ("down", "up"))
+        b_d, b_u = (model.get_parameter(f"{at}.adapter.{which}_left.bias").detach().numpy() for which in ("down", "up"))
+        assert (down.shape, up.shape) == ((8, 16), (16, 8))
+
+        def one(token: Tensor) -> Tensor:
+            inner = np.array([gelu(x) for x in down @ token.numpy() + b_d])
+            return token + torch.from_numpy(up @ inner + b_u)
+
+        return each_token(y, one)
+
+    torch.testing.assert_close(small_models.logits(model), by_hand(model, architecture, written_out))
+
+
+def test_compacter_has_one_rule_for_all() -> None:
+    model, names = adapted("bert", Compacters(8, 4))
+    assert [name for name, _ in model.named_parameters(remove_duplicate=False) if "rule" in name] == [f"{RULE}.weight"]
+    assert [name for name in model.state_dict() if "rule" in name] == [f"{RULE}.weight"]
+    gradient = torch.autograd.grad(model(**small_models.batch()).logits.sum(), model.get_parameter(names[0]))[0]
+    assert all(gradient[i].norm() > 0 for i in range(4))
+
+
+def test_every_factor_of_compacter_can_learn_from_the_second_step_on() -> None:
+    """At the start, with s of the upper layer zero, only s and its bias have gradients; after one step all factors have."""
+    model = small_models.make("bert").double()
+    names = Compacters(8, 4).inject(model, small_models.head_of(model), 0)
+    model.double()
+
+    def moving() -> set[str]:
+        own = [model.get_parameter(name) for name in names]
+        loss = model(**small_models.batch()).logits.square().sum()
+        return {name for name, g in zip(names, torch.autograd.grad(loss, own), strict=True) if g.norm() > 0}
+
+    first, generator = moving(), torch.Generator().manual_seed(1)
+    assert {name.rpartition("adapter.")[2] for name in first} == {"up_left.weight", "up_left.bias"}
+    for name in first:
+        parameter = model.get_parameter(name)
+        parameter.data += torch.randn(parameter.shape, generator=generator)
+    assert moving() == set(names)
+
+
+@pytest.mark.parametrize(("bottleneck", "n"), [(8, 3), (9, 3), (2, 4)])
+def test_what_n_does_not_divide_is_refused_before_the_model_is_touched(bottleneck: int, n: int) -> None:
+    model = small_models.make("bert")
+    names = [name for name, _ in model.named_parameters()]
+    with refused(MethodError):
+        Compacters(bottleneck, n).inject(model, small_models.head_of(model), 0)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+# Mixtures: one random expert for a whole training pass, merged experts in evaluation.
+
+EXPERTS = 3
+Y = torch.randn(5, 3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def mixed() -> Mixture:
+    generator = torch.Generator().manual_seed(2)
+    found = Mixture(6, 4, EXPERTS, generator).double()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator))
+    return found
+
+
+def through(mixture: Mixture, weight: Any, bias: Any, y: Tensor) -> Tensor:
+    return y + functional.gelu(y @ weight.T + bias) @ mixture.up.weight.T + mixture.up.bias
+
+
+def expert(mixture: Mixture, k: int, y: Tensor) -> Tensor:
+    return through(mixture, mixture.downs[k].weight, mixture.downs[k].bias, y)
+
+
+def test_evaluation_merges_the_experts_weights() -> None:
+    mixture = mixed()
+    weight, bias = (sum(getattr(down, name) for down in mixture.downs) / EXPERTS for name in ("weight", "bias"))
+    expected = through(mixture, weight, bias, Y)
+    torch.testing.assert_close(mixture.eval()(Y), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(mixture.train()(Y), expected)
+    assert not any(torch.allclose(expected, expert(mixture, k, Y)) for k in range(EXPERTS))
+
+
+def test_a_pass_of_training_takes_one_expert_for_the_whole_batch_and_each_in_turn() -> None:
+    mixture = mixed().train()
+    torch.manual_seed(0)
+    taken = []
+    for _ in range(60):
+        found = mixture(Y)
+        taken.append([k for k in range(EXPERTS) if torch.allclose(found, expert(mixture, k, Y))])
+    assert all(len(which) == 1 for which in taken)
+    assert min(sum(which[0] == k for which in taken) for k in range(EXPERTS)) > 8
+
+
+def test_places_draw_experts_for_themselves_and_the_seed_decides() -> None:
+    model, _ = adapted("bert", Mixtures(4, 2))
+    without_dropout(model).train()
+
+    def logits(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        found: Tensor = model(**small_models.batch()).logits.detach()
+        return found
+
+    assert torch.equal(logits(1), logits(1))
+    assert torch.stack([logits(seed) for seed in range(40)]).unique(dim=0).shape[0] == 4  # two places of two experts
+
+
+@pytest.mark.parametrize("architecture", ["bert", "distilbert", "gpt2"])
+def test_forward_of_the_merged_model(architecture: str) -> None:
+    model, _ = adapted(architecture, Mixtures(4, EXPERTS))
+
+    def change(at: str, y: Tensor) -> Tensor:
+        if "attention" in at or "attn" in at:
+            return y
+        own = {name: tensor.detach() for name, tensor in model.get_submodule(f"{at}.adapter").named_parameters()}
+        weight, bias = (
+            torch.stack([own[f"downs.{k}.{n}"] for k in range(EXPERTS)]).mean(0) for n in ("weight", "bias")
+        )
+        inner = functional.gelu(torch.einsum("rd,btd->btr", weight, y) + bias)
+        return y + torch.einsum("dr,btr->btd", own["up.weight"], inner) + own["up.bias"]
+
+    torch.testing.assert_close(small_models.logits(model), by_hand(model, architecture, change))
+
+
+def test_an_examples_loss_and_gradient_are_its_own_for_the_experts_drawn() -> None:
+    """With the same draws an example's consistency loss is the same alone and in a batch, and `together` gives its gradient."""
+    model, names = adapted("bert", Mixtures(4, EXPERTS))
+    objective = Objective(without_dropout(model), consistent(classification.loss), CPU)
+    begun = {n: model.get_parameter(n).detach().clone().requires_grad_() for n in [*names, "classifier.weight"]}
+    where, items = Placed(begun, begun, {}), texts()
+    torch.manual_seed(7)
+    found = together(objective, Collate(0), where, items)
+    torch.manual_seed(7)
+    shared = losses_at(objective, where.moving, Collate(0)(items))
+    alone, each = [], []
+    for item in items:
+        torch.manual_seed(7)
+        loss = losses_at(objective, where.moving, Collate(0)([item])).sum()
+        alone.append(loss.detach())
+        each.append(torch.autograd.grad(loss, list(where.moving.values()), materialize_grads=True, allow_unused=True))
+    torch.testing.assert_close(shared.detach(), torch.stack(alone))
+    expected = {name: torch.stack(parts) for name, parts in zip(where.moving, zip(*each, strict=True), strict=True)}
+    assert_equal(found, expected)
+    untouched = [name for name in names if ".downs." in name and not expected[name].any()]
+    assert untouched, "at most two of three experts of a place have a part in two passes"
+
+
+# IA3.
+
+
+@pytest.mark.parametrize("architecture", [name for name in small_models.ARCHITECTURES if name != "distilbert"])
+def test_ia3_computes_what_pefts_layers_do(architecture: str) -> None:
+    """PEFT has no default layers for DistilBERT."""
+    ours, names = adapted(architecture, Scales())
+    theirs = made(architecture)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about Conv1D, which it handles
+        inject_adapter_in_model(IA3Config(), theirs)
+    theirs.double()
+    vectors = {name.partition(".ia3_l.")[0]: p for name, p in theirs.named_parameters() if ".ia3_l." in name}
+    assert {name.removesuffix(".adapter.weight") for name in names} == set(vectors)
+    with torch.no_grad():
+        for layer, vector in vectors.items():
+            vector.copy_(ours.get_parameter(f"{layer}.adapter.weight").view_as(vector))
+        for name in small_models.head_of(ours):
+            theirs.get_parameter(name).copy_(ours.get_parameter(name))
+    found = small_models.logits(ours)
+    torch.testing.assert_close(found, small_models.logits(theirs))
+    for name in names:
+        with torch.no_grad():
+            ours.get_parameter(name).fill_(1)
+        assert not torch.allclose(small_models.logits(ours), found, rtol=0, atol=1e-4), name
+        found = small_models.logits(ours)
+
+
+def test_in_distilbert_ia3_scales_keys_values_and_the_feed_forward() -> None:
+    """Against merged weights: scaling an output scales the weight's rows and the bias, scaling an input its columns."""
+    model, names = adapted("distilbert", Scales())
+    merged = made("distilbert")
+    with torch.no_grad():
+        for name in small_models.head_of(model):
+            merged.get_parameter(name).copy_(model.get_parameter(name))
+        for layer, end in product((0, 1), ("attention.k_lin", "attention.v_lin", "ffn.lin2")):
+            at = f"distilbert.transformer.layer.{layer}.{end}"
+            scale, linear = model.get_parameter(f"{at}.adapter.weight"), merged.get_submodule(at)
+            linear.get_parameter("weight").mul_(scale if end == "ffn.lin2" else scale[:, None])
+            if end != "ffn.lin2":
+                linear.get_parameter("bias").mul_(scale)
+    assert len(names) == 6
+    torch.testing.assert_close(small_models.logits(model), small_models.logits(merged))
 
 
 @pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_only_adapter_and_head_train_and_the_model_computes_what_it_did(adapter: Any, architecture: str) -> None:
-    model = lively(architecture).float()
-    before, kept = small_models.logits(model), [name for name, _ in model.named_parameters()]
-    head = small_models.head_of(model)
-    names = adapter.inject(model, head, 0)
-    assert torch.equal(small_models.logits(model), before)
-    assert [name for name, _ in model.named_parameters() if name not in names] == kept
-    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {*names, *head}
-    shake(model, names)
-    assert not torch.allclose(small_models.logits(model), before, atol=1e-4)
+def test_the_number_of_scales(architecture: str) -> None:
+    widths = [width for _, width in scaled_layers(small_models.make(architecture), ()).values()]
+    found = counted(*adapted(architecture, Scales()))
+    other = {"llama": 8 + 8 + 24, "distilbert": 16 + 16 + 24, "gpt2": 48 + 64, "deberta": 48 + 16 + 24}
+    assert found == sum(widths) == 2 * other.get(architecture, 16 + 16 + 16 + 24)
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_a_function_of_the_seed_alone(name: str) -> None:
-    def drawn(global_seed: int, seed: int) -> bytes:
-        model = small_models.make("bert")
-        torch.manual_seed(global_seed)
-        tensors = read(model, ADAPTERS[name].inject(model, small_models.head_of(model), seed))
-        after = torch.rand(1)
-        torch.manual_seed(global_seed)
-        assert torch.equal(after, torch.rand(1)), "the process-wide generator was used"
-        return tensors.to_bytes()
-
-    assert drawn(1, 5) == drawn(2, 5)
-    assert (drawn(1, 5) == drawn(1, 6)) == (name not in DRAWN)
-
-
-def test_the_default_device_draws_nothing_and_models_without_numbers_have_shapes(adapter: Any) -> None:
-    usual, elsewhere = small_models.make("bert"), small_models.make("bert")
-    head = small_models.head_of(usual)
-    expected = read(usual, adapter.inject(usual, head, 5))
-    with torch.device("meta"):
-        found = read(elsewhere, adapter.inject(elsewhere, head, 5))
-        empty = small_models.ARCHITECTURES["bert"]()
-    assert found.to_bytes() == expected.to_bytes()
-    shapes = read(empty, adapter.inject(empty, head, 5))
-    assert Layout.of(shapes) == Layout.of(expected)
-    assert all(parameter.is_meta for parameter in empty.parameters())
-
-
-def test_adapters_of_a_bfloat16_model_are_float32(adapter: Any) -> None:
-    model = small_models.make("bert").to(torch.bfloat16)
-    names = adapter.inject(model, small_models.head_of(model), 0)
-    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
-    shake(model, names)
-    assert small_models.logits(model).dtype == torch.bfloat16
-
-
-def test_a_copy_of_the_model_uses_its_own_adapters(adapter: Any) -> None:
+def test_a_layer_of_the_head_is_not_scaled() -> None:
     model = small_models.make("bert")
-    names = adapter.inject(model, small_models.head_of(model), 0)
-    shake(model, names)
-    before = small_models.logits(model)
-    for name in names[:: max(1, len(names) // 6)]:
-        other = copy.deepcopy(model)
-        assert torch.equal(small_models.logits(other), before)
-        with torch.no_grad():
-            other.get_parameter(name).add_(
-                torch.linspace(0, 9, other.get_parameter(name).numel()).view_as(other.get_parameter(name))
-            )
-        assert torch.equal(small_models.logits(model), before)
-        assert not torch.equal(small_models.logits(other), before), name
-
-
-def test_tensors_given_to_the_objective_take_the_place_of_the_models(adapter: Any) -> None:
-    model, names = adapted("bert", adapter)
-    moved = copy.deepcopy(model)
-    shake(moved, names, seed=12)
-    batch = {**small_models.batch(), "labels": torch.tensor([0, 1, 2, 0])}
-    objective = Objective(model, classification.loss, torch.device("cpu"))
-    objective.eval()
-    found = losses_at(objective, {name: moved.get_parameter(name) for name in names}, batch)
-    torch.testing.assert_close(found, classification.loss(moved.eval(), batch))
-    assert not torch.allclose(found, classification.loss(model.eval(), batch))
-    collated = Collate(0)([{"input_ids": ids.numpy(), "labels": 1} for ids in batch["input_ids"][:2]])
-    assert objective.losses(collated).shape == (2,)
-
-
-def test_a_second_adapter_is_refused(adapter: Any) -> None:
-    model = small_models.make("bert")
-    head = small_models.head_of(model)
-    adapter.inject(model, head, 0)
-    with pytest.raises(MethodError, match="already"):
-        adapter.inject(model, head, 0)
-
-
-@pytest.mark.parametrize("model", [toys.model(), nn.Sequential(nn.Linear(4, 4))])
-def test_a_module_without_known_blocks_is_refused(adapter: Any, model: nn.Module) -> None:
-    with pytest.raises(MethodError, match="choose a method on LoRA"):
-        adapter.inject(model, [], 0)
+    key = "bert.encoder.layer.1.attention.self.key"
+    names = Scales().inject(model, [f"{key}.weight", f"{key}.bias"], 0)
+    assert f"{key}.adapter.weight" not in names
+    assert len(names) == 7
+    assert model.get_parameter(f"{key}.weight").requires_grad

@@ -14,6 +14,8 @@ from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, LoraForm, Pair, pairs
 from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed import small_models
 
 
@@ -62,17 +64,6 @@ def test_the_head_gets_no_adapter() -> None:
         assert all(model.get_parameter(name).requires_grad for name in head)
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_only_adapter_and_head_train_and_the_model_computes_what_it_did(architecture: str) -> None:
-    model = small_models.make(architecture)
-    before = small_models.logits(model)
-    head = small_models.head_of(model)
-    found = pairs(LoraAdapter(rank=2).inject(model, head, 0))
-    assert torch.equal(small_models.logits(model), before)
-    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert free == {*head, *(name for pair in found for name in (pair.a, pair.b))}
-
-
 def test_any_module_with_linear_layers() -> None:
     model = plain()
     found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, ["4.weight", "4.bias"], 0))
@@ -81,6 +72,9 @@ def test_any_module_with_linear_layers() -> None:
         Pair("2", "2.lora_A.default.weight", "2.lora_B.default.weight"),
     ]
     assert pairs(name for name, _ in model.named_parameters()) == found
+    assert all(
+        0 < model.get_parameter(pair.a).abs().max() <= side**-0.5 for pair, side in zip(found, (6, 8), strict=True)
+    )
 
 
 def test_scale_reaches_the_layers() -> None:
@@ -90,123 +84,38 @@ def test_scale_reaches_the_layers() -> None:
         assert model[0].scaling["default"] == pytest.approx(adapter.scaling)
 
 
-def test_a_depends_on_seed_and_name_alone() -> None:
-    def drawn(global_seed: int, seed: int) -> dict[str, torch.Tensor]:
-        model = plain()
-        torch.manual_seed(global_seed)
-        found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(model, [], seed))
-        after = torch.rand(1)
-        torch.manual_seed(global_seed)
-        assert torch.equal(after, torch.rand(1)), "the process-wide generator was used"
-        return {pair.module: model.get_parameter(pair.a).detach() for pair in found}
-
-    one, two, three = drawn(1, 5), drawn(2, 5), drawn(1, 6)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not any(torch.equal(one[name], three[name]) for name in one)
-    assert all(a.abs().max() <= a.shape[1] ** -0.5 for a in one.values())
-
-
-def test_the_default_device_draws_nothing() -> None:
-    usual, elsewhere = plain(), plain()
-    found = pairs(LoraAdapter(rank=2, target_modules=("0", "2")).inject(usual, [], 5))
-    with torch.device("meta"):
-        LoraAdapter(rank=2, target_modules=("0", "2")).inject(elsewhere, [], 5)
-    for name in (name for pair in found for name in (pair.a, pair.b)):
-        assert torch.equal(elsewhere.get_parameter(name), usual.get_parameter(name))
-
-
-def test_adapters_of_a_bfloat16_model_are_float32() -> None:
-    model = small_models.make("bert").to(torch.bfloat16)
-    head = small_models.head_of(model)
-    found = pairs(LoraAdapter(rank=2).inject(model, head, 0))
-    assert {model.get_parameter(pair.a).dtype for pair in found} == {torch.float32}
-    assert {member.dtype for member in read(model, [*head, found[0].b]).values()} == {torch.float32}
-    assert small_models.logits(model).dtype == torch.bfloat16
-
-
-def test_parameter_count() -> None:
-    """r (m + n) for an adapted matrix: FedTT's tables print 49K for rank 2, query and value in 6 layers of RoBERTa-large."""
-    assert 12 * 2 * (1024 + 1024) == 49_152
-    model = plain()
-    found = pairs(LoraAdapter(rank=3, target_modules=("0", "2")).inject(model, [], 0))
-    counted = sum(model.get_parameter(name).numel() for pair in found for name in (pair.a, pair.b))
-    assert counted == 3 * (8 + 6) + 3 * (8 + 8)
-
-
-def test_torchs_own_encoder_uses_its_adapters_when_it_evaluates() -> None:
-    """Torch's fused kernel would read the frozen weights and skip the adapters."""
-    torch.manual_seed(0)
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
-    found = pairs(LoraAdapter(rank=2, target_modules="all-linear").inject(encoder, [], 0))
-    assert {pair.module.rpartition(".")[2] for pair in found} == {"linear1", "linear2"}
-    for pair in found:
-        nn.init.normal_(encoder.get_parameter(pair.b))
-    x = torch.randn(2, 5, 16)
-    trained = encoder.train()(x)
-    with torch.no_grad():
-        assert torch.allclose(encoder.eval()(x), trained, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("target_modules", "facts"),
-    [
-        (("query", "qery"), ["'qery'", "absent from BertForSequenceClassification", "'query'", "'dense'"]),
-        (("LayerNorm",), ["'LayerNorm'", "a LayerNorm, not a linear layer"]),
-        (("classifier",), ["'classifier'", "in the head and trains in full"]),
-        ("query", ["'query' matches no linear layer", "pattern for whole names", "'value'"]),
-        ("(", ["'('", "not a regular expression"]),
-    ],
-)
-def test_targets_that_are_not_there(target_modules: tuple[str, ...] | str, facts: list[str]) -> None:
+@pytest.mark.parametrize("target_modules", [("query", "qery"), ("LayerNorm",), ("classifier",), "query", "("])
+def test_targets_that_are_not_there(target_modules: tuple[str, ...] | str) -> None:
     model = small_models.make("bert")
-    with pytest.raises((MethodError, ConfigError)) as caught:
+    with refused(ConfigError if target_modules == "(" else MethodError):
         LoraAdapter(rank=2, target_modules=target_modules).inject(model, small_models.head_of(model), 0)
-    for fact in ["method.target_modules", *facts]:
-        assert fact in str(caught.value)
     assert not pairs(name for name, _ in model.named_parameters()), "the model was touched"
 
 
 def test_the_refusal_of_layers_that_train_in_full_names_the_setting_they_are_in() -> None:
     """The default targets are in no head of their own; they are there by `method.modules_to_save`."""
-    for wanted, setting in (
-        ("", r"modules_to_save trains every layer 'query'"),
-        (("query",), r"target_modules names 'query'"),
-    ):
+    for wanted in ("", ("query",)):
         model = small_models.make("bert")
         head = [name for name, _ in model.named_parameters() if ".query." in name]
-        with pytest.raises(MethodError, match=rf"^method\.{setting}"):
+        with refused(MethodError):
             LoraAdapter(rank=2, target_modules=wanted).inject(model, head, 0)
-
-
-def test_a_module_of_unknown_names_asks_for_target_modules() -> None:
-    with pytest.raises(MethodError, match=r"no query and value layers .* Sequential: set method.target_modules.*'0'"):
-        LoraAdapter(rank=2).inject(plain(), [], 0)
 
 
 def test_rank_above_the_layers_size() -> None:
     model = plain()
-    with pytest.raises(
-        MethodError, match=r"method.rank = 7 is above 6, the smaller side of layer 0: set method.rank to 6"
-    ):
+    with refused(MethodError):
         LoraAdapter(rank=7, target_modules=("0", "2")).inject(model, [], 0)
     assert not pairs(name for name, _ in model.named_parameters())
     LoraAdapter(rank=6, target_modules=("0", "2")).inject(model, [], 0)
 
 
-def test_a_model_that_is_adapted_already() -> None:
-    model = plain()
-    LoraAdapter(rank=2, target_modules=("0",)).inject(model, [], 0)
-    with pytest.raises(MethodError, match="Sequential already holds PEFT adapters"):
-        LoraAdapter(rank=2, target_modules=("2",)).inject(model, [], 0)
-
-
 def test_one_layer_in_two_places() -> None:
     layer = nn.Linear(4, 4)
-    with pytest.raises(MethodError, match="0 and 2 share one weight"):
+    with refused(MethodError):
         LoraAdapter(rank=2, target_modules=("0",)).inject(nn.Sequential(layer, nn.ReLU(), layer), [], 0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    with pytest.raises(MethodError, match="0 and 1 share one weight"):
+    with refused(MethodError):
         LoraAdapter(rank=2, target_modules=("1",)).inject(tied, [], 0)
 
 
@@ -239,8 +148,7 @@ def numbers(model: nn.Module, found: list[Pair]) -> Tensors:
     return read(model, [name for pair in found for name in (pair.a, pair.b)])
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-@pytest.mark.parametrize("alpha", [3.0, 12.0])
+@every(("architecture", "alpha"), [*((name, 3.0) for name in small_models.ARCHITECTURES), ("gpt2", 12.0)])
 def test_a_and_b_hold_the_largest_singular_values_and_the_layer_the_rest(architecture: str, alpha: float) -> None:
     """Against numpy's own decomposition: s B A = sum_{i < r} s_i u_i v_i^T, balanced, and W_res = W - s B A."""
     adapter = LoraAdapter(rank=3, alpha=alpha, start="singular")
@@ -256,18 +164,6 @@ def test_a_and_b_hold_the_largest_singular_values_and_the_layer_the_rest(archite
         np.testing.assert_allclose(b.T @ b, np.diag(s[:3]) * 3 / alpha, atol=1e-7)
         np.testing.assert_allclose(matrix(model, pair.module), matrix(base, pair.module) - best, atol=1e-7)
         assert (b[np.abs(b).argmax(0), range(3)] > 0).all(), "signs"
-
-
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_the_model_computes_what_it_did(architecture: str) -> None:
-    base, (model, _) = small_models.make(architecture), made(architecture)
-    assert torch.allclose(small_models.logits(model), small_models.logits(base), atol=1e-6)
-
-
-def test_the_start_is_a_function_of_the_weights_alone() -> None:
-    (one, found), (two, _) = made("bert"), made("bert", seed=5)
-    assert numbers(one, found).to_bytes() == numbers(two, found).to_bytes()
-    assert all(np.array_equal(matrix(one, pair.module), matrix(two, pair.module)) for pair in found)
 
 
 def test_a_matrix_of_lower_rank_leaves_directions_that_can_learn() -> None:
@@ -294,13 +190,6 @@ def test_beside_bfloat16_the_factors_are_float32_and_the_rest_is_rounded_once() 
         assert (missed <= 2**-8 * np.abs(rest)).all()
 
 
-def test_on_the_meta_device_there_are_shapes() -> None:
-    with torch.device("meta"):
-        model = small_models.ARCHITECTURES["bert"]()
-        found = pairs(ADAPTER.inject(model, small_models.head_of(model), 0))
-    assert [tuple(model.get_parameter(name).shape) for name in (found[0].a, found[0].b)] == [(3, 16), (16, 3)]
-
-
 # A trained state as factors.
 
 
@@ -323,9 +212,9 @@ def merged(model: nn.Module, form: LoraForm) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("start", ["zero", "singular"])
-@pytest.mark.parametrize("architecture", ["bert", "llama", "gpt2"])
-@pytest.mark.parametrize(("moved", "rank"), [(("lora_A", "lora_B"), 6), (("lora_B",), 3), (("lora_A",), 6)])
+@every("start", ["zero", "singular"])
+@every("architecture", ["bert", "gpt2"])
+@every(("moved", "rank"), [(("lora_A", "lora_B"), 6), (("lora_B",), 3), (("lora_A",), 6)])
 def test_the_form_is_a_change_of_the_original_weights(
     start: str, architecture: str, moved: tuple[str, ...], rank: int
 ) -> None:
@@ -348,10 +237,3 @@ def test_the_form_is_a_change_of_the_original_weights(
         if start == "singular" or moved != ("lora_A",):  # A beside B = 0 changes nothing
             assert np.abs(computed - matrix(base, pair.module)).max() > 0.01
     assert torch.allclose(small_models.logits(whole), small_models.logits(model), atol=1e-5)
-
-
-def test_an_untrained_state_is_no_change() -> None:
-    model, found = made("bert")
-    initial = numbers(model, found)
-    form = ADAPTER.form(initial, initial)
-    assert all(float((b @ a).abs().max()) == 0 for a, b in form.factors.values())

@@ -1,4 +1,4 @@
-"""Virtual tokens in front of the text, against PEFT and against models written out by hand."""
+"""Virtual tokens in front of the text, against PEFT and against models without hooks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ import pytest
 import torch
 from peft import PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from torch import nn
-from torch.func import functional_call
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens, PromptTokens
 from tests.cells import every
+from tests.golden import refused
 from tests.secure_fed import small_models
-from tests.secure_fed.adapters import counts
-from tests.secure_fed.adapters.virtual import base_of, bert_encoded, bert_logits, for_task, lively, made, texts
+from tests.secure_fed.adapters.virtual import base_of, for_task, lively, made, texts
 
-ENCODERS = ("bert", "roberta", "distilbert", "deberta", "deberta_v3")
 DECODERS = ("llama", "gpt2")
 ADAPTERS = (PromptTokens(3), EncodedPromptTokens(3), EncodedPromptTokens(3, network="LSTM"))
 
@@ -34,19 +32,7 @@ def prompted(
 
 
 @every("adapter", ADAPTERS)
-@every("architecture", small_models.ARCHITECTURES)
-def test_count_and_names(architecture: str, adapter: PromptTokens | EncodedPromptTokens) -> None:
-    model = small_models.make(architecture)
-    kept, head = [name for name, _ in model.named_parameters()], small_models.head_of(model)
-    names = adapter.inject(model, head, 0)
-    assert sum(model.get_parameter(name).numel() for name in names) == counts.prompt(adapter, 16)
-    assert [name for name, _ in model.named_parameters() if name not in names] == kept
-    assert {name for name, p in model.named_parameters() if p.requires_grad} == {*names, *head}
-    assert all(".prompt." in name for name in names)
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta", "deberta_v3"])
+@every("architecture", ["bert", "roberta", "deberta", "deberta_v3"])
 def test_encoders_compute_what_they_do_under_peft(
     architecture: str, adapter: PromptTokens | EncodedPromptTokens
 ) -> None:
@@ -56,17 +42,6 @@ def test_encoders_compute_what_they_do_under_peft(
         expected = theirs(**small_models.batch()).logits
     torch.testing.assert_close(small_models.logits(model), expected, rtol=1e-10, atol=1e-12)
     assert expected.std(0).min() > 1e-3
-
-
-@pytest.mark.parametrize("architecture", DECODERS)
-def test_decoders_differ_from_peft_where_there_is_padding(architecture: str) -> None:
-    """PEFT classifies by the batch's last position, where the two shorter texts have padding."""
-    model, _, _ = prompted(architecture, PromptTokens(3))
-    with torch.no_grad():
-        expected = under_peft(architecture, PromptTokens(3), base_of(model).prompt)(**small_models.batch()).logits
-    found = small_models.logits(model)
-    torch.testing.assert_close(found[:2], expected[:2], rtol=1e-10, atol=1e-12)
-    assert (found - expected)[2:].abs().max(1).values.min() > 1e-3
 
 
 def under_peft(architecture: str, adapter: PromptTokens | EncodedPromptTokens, prompt: nn.Module) -> nn.Module:
@@ -82,14 +57,6 @@ def under_peft(architecture: str, adapter: PromptTokens | EncodedPromptTokens, p
     wrapped.prompt_encoder["default"].load_state_dict(prompt.state_dict())
     done: nn.Module = wrapped.double().eval()
     return done
-
-
-@torch.no_grad()
-def test_bert_written_out() -> None:
-    model, _, prompt = prompted("bert", PromptTokens(3))
-    words = model.bert.embeddings.word_embeddings.weight
-    expected = [bert_logits(model, bert_encoded(model.bert, torch.cat([prompt, words[ids[0]]]))) for ids in texts()]
-    torch.testing.assert_close(small_models.logits(model), torch.stack(expected), rtol=1e-10, atol=1e-12)
 
 
 @torch.no_grad()
@@ -173,19 +140,6 @@ def test_roberta_counts_positions_from_where_the_text_does() -> None:
     torch.testing.assert_close(model(input_ids=ids, position_ids=places).logits, model(input_ids=ids).logits)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
-def test_copies_and_functional_calls_use_the_prompt_that_is_theirs(architecture: str) -> None:
-    model, names, _ = prompted(architecture, PromptTokens(3))
-    before, other = small_models.logits(model), copy.deepcopy(model)
-    base_of(other).prompt.embedding.weight.mul_(-1)
-    assert torch.equal(small_models.logits(model), before)
-    assert (small_models.logits(other) - before).abs().max() > 1e-3
-    given = {name: -model.get_parameter(name) for name in names}
-    called: Any = functional_call(model, given, (), small_models.batch())
-    assert torch.equal(called.logits, small_models.logits(other))
-
-
 def test_a_prompt_starts_as_words_of_the_vocabulary() -> None:
     model, names, prompt = prompted("bert", PromptTokens(3))
     words = model.bert.embeddings.word_embeddings.weight
@@ -193,55 +147,20 @@ def test_a_prompt_starts_as_words_of_the_vocabulary() -> None:
     assert model.get_parameter(names[0]).data_ptr() != words.data_ptr()
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_start_is_a_function_of_the_seed(adapter: PromptTokens | EncodedPromptTokens) -> None:
-    def start(seed: int) -> torch.Tensor:
-        model = small_models.make("bert")
-        names = adapter.inject(model, [], seed)
-        assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
-        return torch.cat([model.get_parameter(name).detach().flatten() for name in names])
-
-    assert torch.equal(start(3), start(3))
-    assert not torch.equal(start(3), start(4))
-    model = small_models.make("bert")
-    torch.rand(1)
-    random_state = torch.random.get_rng_state()
-    names = adapter.inject(model, [], 3)
-    assert torch.equal(random_state, torch.random.get_rng_state())
-    assert torch.equal(torch.cat([model.get_parameter(name).detach().flatten() for name in names]), start(3))
-
-
-def test_a_model_in_bfloat16_has_a_prompt_in_float32() -> None:
-    model = small_models.make("bert").bfloat16()
-    names = PromptTokens(3).inject(model, [], 0)
-    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
-    assert small_models.logits(model).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_model_without_numbers_is_counted(adapter: PromptTokens | EncodedPromptTokens) -> None:
-    model = small_models.make("bert").to("meta")
-    names = adapter.inject(model, [], 0)
-    assert all(model.get_parameter(name).is_meta for name in names)
-    assert sum(model.get_parameter(name).numel() for name in names) == counts.prompt(adapter, 16)
-
-
 # Refusals.
 
 
 def test_no_positions_left() -> None:
-    with pytest.raises(MethodError, match=r"method.prompt_length = 16 .* BertModel has 16 positions; set .* below 16"):
-        PromptTokens(16).inject(small_models.make("bert"), [], 0)
-    with pytest.raises(MethodError, match=r"RobertaModel has 19 positions"):  # 20 positions, the first is padding's
-        PromptTokens(19).inject(small_models.make("roberta"), [], 0)
-    with pytest.raises(
-        MethodError,
-        match=r"model.max_length = 14 and method.prompt_length = 3 need 17 positions, and BertModel has 16: "
-        r"set method.prompt_length to at most 2, or set model.max_length to at most 13",
+    """The first of RoBERTa's 20 positions is padding's. A model not made from settings has texts of any length."""
+    for architecture, adapter in (
+        ("bert", PromptTokens(16)),
+        ("roberta", PromptTokens(19)),
+        ("bert", PromptTokens(3, max_length=14)),
     ):
-        PromptTokens(3, max_length=14).inject(small_models.make("bert"), [], 0)
-    PromptTokens(3, max_length=13).inject(small_models.make("bert"), [], 0)
-    PromptTokens(3, max_length=128).inject(small_models.make("bert"), [], 0)  # a model not made from settings
+        with refused(MethodError):
+            adapter.inject(small_models.make(architecture), [], 0)
+    for longest in (13, 128):
+        PromptTokens(3, max_length=longest).inject(small_models.make("bert"), [], 0)
 
 
 @pytest.mark.parametrize(("architecture", "limit"), [("bert", 16), ("roberta", 19), ("gpt2", 16)])
@@ -249,20 +168,8 @@ def test_a_text_that_is_too_long_is_named(architecture: str, limit: int) -> None
     model = small_models.make(architecture)
     PromptTokens(5).inject(model, [], 0)
     model(input_ids=torch.ones(1, limit - 5, dtype=torch.long))
-    with pytest.raises(
-        MethodError,
-        match=rf"a text of {limit - 4} tokens and method.prompt_length = 5 need {limit + 1} positions.*at most {limit - 5}",
-    ):
+    with refused(MethodError):
         model(input_ids=torch.ones(1, limit - 4, dtype=torch.long))
-
-
-def test_models_that_cannot_take_a_prompt() -> None:
-    with pytest.raises(MethodError, match=r"Sequential has no part that takes embedded tokens"):
-        PromptTokens(3).inject(nn.Sequential(nn.Linear(2, 2)), [], 0)
-    model = small_models.make("bert")
-    PromptTokens(3).inject(model, [], 0)
-    with pytest.raises(MethodError, match="already has virtual tokens"):
-        EncodedPromptTokens(3).inject(model, [], 0)
 
 
 def test_a_model_of_two_stacks() -> None:
@@ -271,7 +178,7 @@ def test_a_model_of_two_stacks() -> None:
     shape = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
     sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 40, "pad_token_id": 0}
     model = BartForSequenceClassification(BartConfig(**shape, **sizes, max_position_embeddings=32))
-    with pytest.raises(MethodError, match="an encoder and a decoder"):
+    with refused(MethodError):
         PromptTokens(3).inject(model, [], 0)
 
 
@@ -281,9 +188,9 @@ def test_the_rest_of_a_text_and_masks_of_more_dimensions() -> None:
     model.double()
     ids = texts()[0]
     cache = model(input_ids=ids, use_cache=True).past_key_values
-    with pytest.raises(MethodError, match="use_cache=False"):
+    with refused(MethodError):
         model(input_ids=ids[:, :1], past_key_values=cache)
-    with pytest.raises(MethodError, match=r"shape \(1, 1, 9, 9\)"):
+    with refused(MethodError):
         model(input_ids=ids, attention_mask=torch.ones(1, 1, 9, 9))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Mapping
@@ -17,9 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from secure_fed.errors import MethodError
-from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.inserted import places
-from secure_fed.learning.models.adapters.parameters import read
 from secure_fed.learning.models.adapters.tensor_train import (
     PRINTED,
     TensorTrainLinear,
@@ -28,16 +25,11 @@ from secure_fed.learning.models.adapters.tensor_train import (
     core_shapes,
     factorisation,
 )
-from secure_fed.learning.tasks import classification
-from secure_fed.learning.training.local import Placed
-from secure_fed.learning.training.objective import Objective
-from secure_fed.learning.training.trials import agree
-from tests.cells import chosen
-from tests.secure_fed import small_models, toys
-from tests.secure_fed.adapters import counts
-from tests.secure_fed.example_gradients import one_by_one, path_for, together
+from tests.cells import every
+from tests.golden import refused
+from tests.secure_fed import small_models
+from tests.secure_fed.adapters.behind import shake
 
-CPU = torch.device("cpu")
 SMALL = TensorTrains(rank=3, bottleneck=4)
 # The square layer of the head, whose weight gets a tensor train.
 SQUARE = {
@@ -86,23 +78,17 @@ def cores_of(module: nn.Module) -> list[Tensor]:
     return [module.get_parameter(name).detach() for name in names]
 
 
-def prepared(
-    architecture: str, seed: int = 7, adapter: TensorTrains = SMALL, away: bool = False
-) -> tuple[nn.Module, list[str]]:
+def prepared(architecture: str) -> nn.Module:
+    """A model whose trains are moved away from their start."""
     model = small_models.make(architecture)
-    names = adapter.inject(model, small_models.head_of(model), seed)
-    if away:
-        generator = torch.Generator().manual_seed(3)
-        for name in names:
-            parameter = model.get_parameter(name)
-            parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return model, names
+    shake(model, SMALL.inject(model, small_models.head_of(model), 7))
+    return model
 
 
 # One layer.
 
 
-@pytest.mark.parametrize(("m", "n", "rank"), [(12, 4, 3), (4, 12, 2), (16, 16, 5), (7, 6, 4), (5, 1, 2), (8, 4, 1)])
+@every(("m", "n", "rank"), [(12, 4, 3), (4, 12, 2), (16, 16, 5), (7, 6, 4), (5, 1, 2), (8, 4, 1)])
 def test_forward_is_the_product_with_the_matrix_entry_by_entry(m: int, n: int, rank: int) -> None:
     train = layer(m, n, rank)
     x = torch.randn(2, 3, m, generator=torch.Generator().manual_seed(4))
@@ -111,7 +97,7 @@ def test_forward_is_the_product_with_the_matrix_entry_by_entry(m: int, n: int, r
     assert torch.allclose(train(x).double(), want, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("m", "n"), [(768, 64), (64, 768), (768, 768), (4096, 64), (64, 4096)])
+@every(("m", "n"), [(768, 64), (64, 768), (768, 768), (4096, 64), (64, 4096)])
 def test_forward_is_the_product_with_the_matrix_at_the_papers_sizes(m: int, n: int) -> None:
     train = layer(m, n, 5, bias=False)
     matrix = contracted(cores_of(train), m, n)
@@ -185,7 +171,7 @@ def by_hand(model: nn.Module, adapted: nn.Module, square: str | None) -> None:
 
 @pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
 def test_a_model_computes_what_its_adapters_say(architecture: str) -> None:
-    adapted, _ = prepared(architecture, away=True)
+    adapted = prepared(architecture)
     model = small_models.make(architecture)
     before = small_models.logits(model)
     by_hand(model, adapted, SQUARE[architecture])
@@ -194,94 +180,10 @@ def test_a_model_computes_what_its_adapters_say(architecture: str) -> None:
     assert torch.allclose(small_models.logits(adapted), want, atol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_numbers_put_in_are_those_counted(architecture: str) -> None:
-    model, names = prepared(architecture)
-    square = [(16, 16)] if SQUARE[architecture] else []
-    found = sum(model.get_parameter(name).numel() for name in names)
-    assert found == counts.tensor_trains(SMALL, [16] * 4, square)
-    by_formula = 0
-    for m, n, times in [(16, 4, 4), (4, 16, 4), *((m, n, 1) for m, n in square)]:
-        first, *inner, last = factorisation(m, n).shape
-        by_formula += times * (3 * first + 9 * sum(inner) + 3 * last)
-    assert found == by_formula + 4 * (4 + 16)
-
-
-@pytest.mark.parametrize("architecture", small_models.ARCHITECTURES)
-def test_the_start_changes_nothing_and_depends_on_the_seed_alone(architecture: str) -> None:
-    model = small_models.make(architecture)
-    head, before = small_models.head_of(model), small_models.logits(model)
-    frozen = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name not in head}
-    torch.manual_seed(11)
-    random_state = torch.random.get_rng_state()
-    names = SMALL.inject(model, head, 7)
-    assert torch.equal(torch.random.get_rng_state(), random_state)
-    assert torch.equal(small_models.logits(model), before)
-    free = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    square = SQUARE[architecture]
-    assert free == {*names, *head} - {f"{square}.weight"}
-    assert all(torch.equal(model.get_parameter(name), tensor) for name, tensor in frozen.items())
-    again, other = prepared(architecture, 7)[0], prepared(architecture, 8)[0]
-    assert read(model, names).to_bytes() == read(again, names).to_bytes() != read(other, names).to_bytes()
-
-
-@pytest.mark.parametrize("architecture", chosen(small_models.ARCHITECTURES, ["bert", "deberta_v3", "gpt2"]))
-def test_examples_gradients_in_one_pass(architecture: str) -> None:
-    model, names = prepared(architecture, away=True)
-    free = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    assert set(names) <= set(free)
-    objective = Objective(model, classification.loss, CPU)
-    placed = Placed.of(read(model, free), free, CPU)
-    generator = torch.Generator().manual_seed(9)
-    lengths = (3, 7, 5, 7)
-    items = [{"input_ids": torch.randint(2, 40, (n,), generator=generator).numpy(), "labels": n % 3} for n in lengths]
-    objective.eval()
-    quick, right = (path(objective, Collate(0), placed, items) for path in (together, one_by_one))
-    assert all(gradient.norm() > 0 for name, gradient in right.items() if "tensor_train" in name)
-    assert agree(quick, right, 1e-4)
-    assert path_for(objective, Collate(0), placed, items) is together
-
-
-def test_beside_a_model_in_bfloat16_trains_stay_in_float32() -> None:
-    model = small_models.make("roberta").to(torch.bfloat16)
-    names = SMALL.inject(model, small_models.head_of(model), 0)
-    assert {model.get_parameter(name).dtype for name in names} == {torch.float32}
-    assert small_models.logits(model).dtype == torch.bfloat16
-
-
-def test_a_model_without_numbers_gets_adapters_without_numbers() -> None:
-    with torch.device("meta"):
-        model = small_models.ARCHITECTURES["distilbert"]()
-        names = SMALL.inject(model, small_models.head_of(model), 0)
-    assert read(model, names).numel == counts.tensor_trains(SMALL, [16] * 4, [(16, 16)])
-    assert all(model.get_parameter(name).is_meta for name in names)
-
-
-def test_a_copy_has_trains_of_its_own() -> None:
-    model, names = prepared("roberta", away=True)
-    before = small_models.logits(model)
-    other = copy.deepcopy(model)
-    assert torch.equal(small_models.logits(other), before)
-    for name in names:
-        other.get_parameter(name).data.zero_()
-    assert not torch.equal(small_models.logits(other), before)
-    assert torch.equal(small_models.logits(model), before)
-
-
-def test_a_model_of_ones_own_and_a_second_adapter_are_refused() -> None:
-    with pytest.raises(MethodError, match="no attention and feed-forward blocks are known in Toy"):
-        SMALL.inject(toys.model(), [], 0)
-    model, _ = prepared("bert")
-    with pytest.raises(MethodError, match="already has an adapter"):
-        SMALL.inject(model, small_models.head_of(model), 0)
-
-
 def test_a_rank_above_what_a_matrix_can_need_is_refused() -> None:
     """Neither side of a cut of 16 x 4 numbers is always below 8, the root of 64."""
     model = small_models.make("bert")
-    with pytest.raises(
-        MethodError, match=r"method\.rank = 9 is above 8, .* 16 x 4 matrix can need: set method\.rank to 8"
-    ):
+    with refused(MethodError):
         TensorTrains(rank=9, bottleneck=4).inject(model, small_models.head_of(model), 0)
     TensorTrains(rank=8, bottleneck=4).inject(small_models.make("bert"), [], 0)
 

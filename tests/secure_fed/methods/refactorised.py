@@ -1,4 +1,4 @@
-"""Shared by the tests of FedSVD, FedASK and FedPower: a state with non-zero B, and products B A formed densely."""
+"""Shared by the tests of methods that refactor products: matrices of either orientation in a federation, and dense products."""
 
 from __future__ import annotations
 
@@ -9,45 +9,63 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from privacy.mechanisms import clip_factor
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import Method, State
-from secure_fed.tensors.sums import PlainSum
+from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Tensors
-from tests.secure_fed import toys
-from tests.secure_fed.methods.test_fra_sketch import HEAD, wide
+from tests.contracts.runs import KilledError
+from tests.secure_fed import private_toys, toys
 
+RANK = 2
+HEAD = ["classifier.weight", "classifier.bias"]
+GRADIENTS = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 Matrices = dict[str, Tensor]
 
 
-def started(method: Method) -> State:
+class Wide(nn.Module):
+    """`toys.Toy` with matrices large enough to be sketched, of either orientation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 40)
+        self.query = nn.Linear(40, 48)
+        self.value = nn.Linear(48, 40)
+        self.classifier = nn.Linear(40, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.classifier(self.value(self.query(self.embed(x).tanh()).tanh()).tanh())
+        return scores
+
+
+def wide() -> Wide:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Wide()
+
+
+def federation(settings: Mapping[str, Any] | None = None, seed: int | None = None, clients: int = 3) -> Federation:
+    """A federation of `clients` clients at rank 2: their mean change has rank 2 (clients + 1) at most."""
+    sizes = [5 + 3 * client for client in range(clients)]
+    own = {"federation.cohort": clients, **(settings or {})}
+    return private_toys.federation(own, seed, sizes=sizes, model=wide())
+
+
+def recorded(built: Federation) -> Recording:
+    """Replace the federation's transport by one that records."""
+    recording = Recording(built.assembly.transport)
+    built.assembly = replace(built.assembly, transport=recording)
+    return recording
+
+
+def started(method: Method, size: float = 0.3) -> State:
     """A state whose B is not zero."""
     tensors = method.prepare(wide(), HEAD, 3)
     generator = torch.Generator().manual_seed(1)
-    b = {pair.b: 0.3 * torch.randn(tensors[pair.b].shape, generator=generator) for pair in pairs(tensors)}
+    b = {pair.b: size * torch.randn(tensors[pair.b].shape, generator=generator) for pair in pairs(tensors)}
     return State(tensors | b)
-
-
-def trained(method: Method, state: State, seed: int, size: float = 0.1) -> Tensors:
-    """The plan's trainable tensors plus random changes, in place of local training."""
-    generator = torch.Generator().manual_seed(seed)
-    names = method.plan(state).trainable
-    moved = ((n, state.tensors.tensor(n)) for n in names)
-    return Tensors((n, tensor + size * torch.randn(tensor.shape, generator=generator)) for n, tensor in moved)
-
-
-def means_of(method: Method, state: State, afters: Sequence[Tensors]) -> dict[str, Tensors]:
-    """The mean of the clients' contributions in each pass, computed as a server does."""
-    means: dict[str, Tensors] = {}
-    for pass_name in method.plan(state).passes:
-        total = PlainSum(method.layout(state, pass_name))
-        for after in afters:
-            total.add(method.contribute(pass_name, state.tensors, after, means))
-        means[pass_name] = total.total() * (1 / len(afters))
-    return means
 
 
 def products(tensors: Tensors) -> Matrices:
@@ -61,8 +79,8 @@ def mean_products(state: State, afters: Sequence[Tensors]) -> Matrices:
     return {module: torch.stack([client[module] for client in clients]).mean(0) for module in clients[0]}
 
 
-def best(matrix: Tensor, rank: int) -> Tensor:
-    u, s, vt = torch.linalg.svd(matrix)
+def best(matrix: Tensor, rank: int = RANK) -> Tensor:
+    u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
     return u[:, :rank] * s[:rank] @ vt[:rank]
 
 
@@ -77,6 +95,12 @@ def close(found: Mapping[str, Tensor], want: Mapping[str, Tensor], tolerance: fl
     return all(float((found[n] - want[n]).norm()) <= tolerance * float(want[n].norm()) for n in want)
 
 
+def agree(left: Tensors, right: Tensors, tolerance: float = 1e-5) -> bool:
+    """Whether products and head agree. Factors are not compared: signs, and vectors of equal singular values, are arbitrary."""
+    heads = ({name: side.tensor(name).double() for name in HEAD} for side in (left, right))
+    return close(products(left), products(right), tolerance) and close(*heads, tolerance)
+
+
 def has_orthonormal_rows(a: Tensor) -> bool:
     a = a.double()
     return bool(torch.allclose(a @ a.T, torch.eye(a.shape[0], dtype=torch.float64), atol=1e-6))
@@ -88,19 +112,6 @@ def noised(means: Mapping[str, Tensors], std: float) -> dict[str, Tensors]:
         pass_name: Tensors((n, mean.tensor(n) + std * torch.randn(mean[n].shape, generator=generator)) for n in mean)
         for pass_name, mean in means.items()
     }
-
-
-def clipped_norms(method: Method, state: State, pass_name: str, means: Mapping[str, Tensors], c: float) -> list[float]:
-    """The norms of the clipped contributions of clients whose changes grow from 1e-6 to 1e4."""
-    found = []
-    for seed, size in enumerate((1e-6, 1e-3, 0.3, 30.0, 1e4)):
-        sent = method.contribute(pass_name, state.tensors, trained(method, state, seed, size), means)
-        found.append((sent * clip_factor(sent.norm(), c)).norm())
-    return found
-
-
-class KilledError(Exception):
-    """Stands in for the end of the process."""
 
 
 @dataclass
@@ -124,7 +135,6 @@ def resumes(make: Any, last: int, run: Path) -> None:
     dying.assembly = replace(dying.assembly, transport=Dies(dying.assembly.transport, last))
     with pytest.raises(KilledError):
         dying.run(run)
-    built: Federation = make()
-    resumed = built.run(run, resume=True)
+    resumed = make().run(run, resume=True)
     assert toys.same(resumed.state.tensors, whole.state.tensors)
     assert toys.without_time(resumed.records) == toys.without_time(whole.records)

@@ -24,6 +24,7 @@ from secure_fed.methods.adamix import (
     of_tags,
 )
 from secure_fed.methods.method import OwnObjective
+from tests.golden import refused
 from tests.secure_fed.methods.rounds import method_of
 
 
@@ -72,11 +73,6 @@ def test_the_loss_of_the_first_pass_and_how_far_the_second_is_from_it(wrapped: b
     for i, loss in enumerate(found.tolist()):
         task = -math.log(math.exp(A[i, i % 3]) / sum(map(math.exp, A[i].tolist())))
         assert loss == pytest.approx(task + both(A[i], B[i]), rel=1e-5)
-
-
-def test_two_passes_that_agree_cost_nothing_more() -> None:
-    model = Wavering(A)
-    torch.testing.assert_close(consistent(classification.loss)(model, batch()), classification.loss(model, batch()))
 
 
 @pytest.mark.parametrize("how", ["evaluating", "without gradients"])
@@ -142,9 +138,9 @@ def test_starts_and_ends_of_answers() -> None:
 
 
 def test_outputs_without_scores_are_refused() -> None:
-    with pytest.raises(MethodError, match="the model gives a tuple without scores"):
+    with refused(MethodError):
         of_classes((A,), (B,), {})
-    with pytest.raises(MethodError, match=r"scores of shape \(examples, tokens, classes\)"):
+    with refused(MethodError):
         of_tags(A, B, {})
 
 
@@ -152,7 +148,7 @@ def test_a_loss_of_several_calls_is_refused() -> None:
     def twice(model: nn.Module, given: Any) -> Tensor:
         return classification.loss(model, given) + classification.loss(model, given)
 
-    with pytest.raises(MethodError, match="calls the model 2 times instead of once"):
+    with refused(MethodError):
         consistent(twice)(Wavering(A), batch())
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from secure_fed.methods import METHODS
-from secure_fed.methods.method import Method, State
-from secure_fed.tensors.sums import PlainSum
+from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Layout, Tensors
-from tests.cells import chosen
+from tests.cells import chosen, every
 from tests.contracts.runs import OF_A_CLASS
 from tests.secure_fed import small_models
-from tests.secure_fed.methods.rounds import head, means_of, method_of, nothing, one_round, start, trained
+from tests.secure_fed.methods.rounds import HEAD_PREFIXES, head, method_of, nothing, start, trained
 
 # Virtual tokens change the output from the first round on; C2A's tied layers start away from zero, or have no gradient.
 CHANGES_THE_MODEL = ("prompt_tuning", "prefix_tuning", "p_tuning", "c2a")
@@ -50,47 +47,38 @@ def test_prepare_leaves_what_the_model_computes_and_the_random_state(method: Met
     assert tensors.tensor("classifier.weight").data_ptr() != model.get_parameter("classifier.weight").data_ptr()
 
 
-def rounds_of(method: Method) -> Iterator[State]:
-    """The states at the start of rounds 0 to 3."""
+def test_every_round_keeps_the_contract(method: Method) -> None:
+    """Over three rounds: plans, layouts and contributions agree, and no argument is changed.
+
+    No change is no contribution, and moves no head. The head's next tensors are the clients' mean. Memory goes through.
+    """
     state = start(method)
-    for rounds in range(4):
-        assert state.round == rounds
-        yield state
-        state = one_round(method, state)
-
-
-def test_plan_layout_and_contribution_agree(method: Method) -> None:
-    for state in rounds_of(method):
-        require_agreement(method, state)
-
-
-def require_agreement(method: Method, state: State) -> None:
-    plan = method.plan(state)
-    assert len(set(plan.passes)) == len(plan.passes) >= 1
-    assert set(plan.trainable) <= set(plan.down) <= set(state.tensors)
-    means: dict[str, Tensors] = {}
-    for pass_name in plan.passes:
-        contribution = method.contribute(pass_name, state.tensors, trained(method, state, 1), means)
-        assert Layout.of(contribution) == method.layout(state, pass_name)
-        means[pass_name] = contribution.dense()
-
-
-def test_no_change_is_no_contribution_and_changes_no_prediction(method: Method) -> None:
-    for state in rounds_of(method):
-        still = state.tensors.select(method.plan(state).trainable)
-        for pass_name, mean in means_of(method, state, [still]).items():
+    initial = state.tensors
+    for round_ in range(3):
+        plan = method.plan(state)
+        assert len(set(plan.passes)) == len(plan.passes) >= 1
+        assert set(plan.trainable) <= set(plan.down) <= set(state.tensors)
+        assert method.plan(State(initial, round_)) == plan, "it depends on the round and the start alone"
+        afters = [trained(method, state, 100 * round_ + client) for client in range(2)]
+        kept = state.tensors.to_bytes(), afters[0].to_bytes()
+        means: dict[str, Tensors] = {}
+        for pass_name in plan.passes:
+            sent = [method.contribute(pass_name, state.tensors, after, means) for after in afters]
+            assert Layout.of(sent[0]) == method.layout(state, pass_name)
+            means[pass_name] = (sent[0] + sent[1]) * 0.5
+        stored = {name: mean.to_bytes() for name, mean in means.items()}
+        memory = Tensors({"m": torch.ones(2)})
+        after = method.apply(State(state.tensors, round_, memory), means)
+        assert (state.tensors.to_bytes(), afters[0].to_bytes()) == kept
+        assert {name: mean.to_bytes() for name, mean in means.items()} == stored
+        assert (after.round, after.memory is memory) == (round_ + 1, True)
+        want = head(afters[0] + afters[1]) * 0.5
+        assert (head(after.tensors) - want).norm() < 1e-6
+        still = nothing(method, state)
+        for pass_name, mean in still.items():
             assert mean.without(n for n in mean if n.endswith(".votes")).norm() == 0, pass_name
-        after = method.apply(state, nothing(method, state))
-        assert after.round == state.round + 1
-        assert (head(after.tensors) - head(state.tensors)).norm() == 0
-
-
-def test_head_is_averaged(method: Method) -> None:
-    state = start(method)
-    afters = [trained(method, state, seed) for seed in range(4)]
-    found = head(method.apply(state, means_of(method, state, afters)).tensors)
-    want = head(afters[0] + afters[1] + afters[2] + afters[3]) * 0.25
-    assert (found - want).norm() < 1e-6
+        assert (head(method.apply(state, still).tensors) - head(state.tensors)).norm() == 0
+        state = after
 
 
 def test_head_tensors_may_be_missing(method: Method) -> None:
@@ -106,25 +94,58 @@ def test_head_tensors_may_be_missing(method: Method) -> None:
     assert torch.equal(after.tensors.tensor("classifier.bias"), state.tensors.tensor("classifier.bias"))
 
 
-def test_apply_and_contribute_leave_their_arguments(method: Method) -> None:
-    state = start(method)
-    after = trained(method, state, 1)
-    kept = (state.tensors.to_bytes(), after.to_bytes())
-    means = means_of(method, state, [after])
-    stored = {name: mean.to_bytes() for name, mean in means.items()}
-    method.apply(state, means)
-    assert (state.tensors.to_bytes(), after.to_bytes()) == kept
-    assert {name: mean.to_bytes() for name, mean in means.items()} == stored
+# Of every method that averages parameters: parts of the names of the tensors that train in rounds 0 and 1 besides the head,
+# and the number of places where they are.
+PARTS: dict[str, tuple[set[str], int]] = {
+    "fedft": ({""}, 0),
+    "head": (set(), 0),
+    "bitfit": ({".bias"}, 0),
+    "adapter_houlsby": ({"adapter.down", "adapter.up"}, 4),
+    "adapter_pfeiffer": ({"adapter.down", "adapter.up"}, 2),
+    "prompt_tuning": ({"bert.prompt."}, 0),
+    "prefix_tuning": ({"bert.prefix."}, 0),
+    "p_tuning": ({"bert.prompt."}, 0),
+    "ia3": ({"adapter.weight"}, 8),
+    "compacter": ({"kronecker_rule.weight", "adapter.down_", "adapter.up_"}, 4),
+    "adamix": ({"adapter.downs.", "adapter.up"}, 2),
+    "fedlora": ({".lora_A.", ".lora_B."}, 0),
+    "ffa_lora": ({".lora_B."}, 0),
+    "rolora": ({".lora_A.", ".lora_B."}, 0),
+    "federa": ({".lora_A.", ".lora_B."}, 0),
+    "svd_adaptation": ({".triplet.A", ".triplet.E", ".triplet.B"}, 0),
+    "fedtt": ({".tensor_train."}, 0),
+    "fedtt_plus": ({".tensor_train."}, 0),
+    "c2a": ({"hypernetwork."}, 0),
+}
+REFACTORING = {"fra_lora", "fra_then_ffa", "fedara", "fedsvd", "fedask", "fedpower"}
 
 
-def test_memory_goes_through(method: Method) -> None:
-    state = start(method)
-    memory = Tensors({"m": torch.ones(2)})
-    remembering = type(state)(state.tensors, state.round, memory)
-    assert method.apply(remembering, nothing(method, state)).memory is memory
+@every("name", PARTS)
+def test_rounds_of_averaged_parameters_by_hand(name: str) -> None:
+    """Two rounds of three clients with weights 1/2, 1/4, 1/4: the next tensors are the weighted means of the trained ones."""
+    method, weights = method_of(name), (0.5, 0.25, 0.25)
+    state, own = start(method), set[str]()
+    for _ in range(2):
+        plan = method.plan(state)
+        own |= {tensor for tensor in plan.trainable if not tensor.startswith(HEAD_PREFIXES)}
+        afters = [trained(method, state, seed) for seed in range(3)]
+        changes = [method.contribute(CHANGE, state.tensors, after, {}) for after in afters]
+        following = method.apply(state, {CHANGE: changes[0] * 0.5 + changes[1] * 0.25 + changes[2] * 0.25})
+        for tensor in state.tensors:
+            old, found = state.tensors.tensor(tensor), following.tensors.tensor(tensor)
+            if tensor not in plan.trainable:
+                assert torch.equal(found, old)
+                continue
+            assert torch.equal(changes[0].tensor(tensor), afters[0].tensor(tensor) - old)
+            want = sum(w * after.tensor(tensor).double() for w, after in zip(weights, afters, strict=True))
+            torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-6)
+        state = following
+    parts, places = PARTS[name]
+    assert all(any(part in tensor for part in parts) for tensor in own)
+    assert all(any(part in tensor for tensor in own) for part in parts)
+    assert len({tensor.partition(".adapter.")[0] for tensor in own if ".adapter." in tensor}) == places
 
 
-def test_a_sum_of_nobody_has_the_layout(method: Method) -> None:
-    state = start(method)
-    for pass_name in method.plan(state).passes:
-        assert Layout.of(PlainSum(method.layout(state, pass_name)).total()) == method.layout(state, pass_name)
+def test_every_method_averages_parameters_or_refactors_products() -> None:
+    assert {*PARTS, *REFACTORING} == set(METHODS), "add a new method to one of them"
+    assert not {*PARTS} & REFACTORING

@@ -1,5 +1,6 @@
-"""FedARA's schedule, votes and pruning, round by round against computations by hand; the shapes that its tensors may have in
-each round, the combinations of settings, and exports. Whole runs: `test_fedara_runs.py`.
+"""FedARA's schedule, votes and pruning, round by round against computations by hand, and the shapes that its tensors may have.
+
+Whole runs: `test_fedara_runs.py`.
 """
 
 from __future__ import annotations
@@ -11,40 +12,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secure_fed.errors import ConfigError
-from secure_fed.learning.models.adapters.lora import LoraAdapter
-from secure_fed.learning.models.adapters.triplet import TripletAdapter, triplets
+from secure_fed.learning.models.adapters.triplet import triplets
 from secure_fed.methods import build
 from secure_fed.methods.fedara import Budget, FedAra, elected, foremost
-from secure_fed.methods.method import CHANGE, Method, Shrinking, State, fits
+from secure_fed.methods.method import CHANGE, Shrinking, State, fits
 from secure_fed.tensors.tensors import Layout, LowRank, Tensors
-from tests.cells import every
-from tests.secure_fed import small_models, toys
-from tests.secure_fed.methods.rounds import means_of, nothing, start, trained
-
-CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
-
-
-def settings(**more: Any) -> dict[str, Any]:
-    """Settings for four adapted matrices of a small BERT: a budget of 16, 10, 7, 5, 4, 4, 4 ranks after rounds 1 to 7."""
-    usual = {"rank": 4, "alpha": 8.0, "warmup_rounds": 1, "final_rounds": 1}
-    own = {"method.name": "fedara", "federation.rounds": 7, **{f"method.{name}": v for name, v in usual.items()}}
-    return own | more
+from tests.secure_fed import toys
+from tests.secure_fed.methods.rounds import means_of, one_round, start, trained
 
 
 def method_of(**more: Any) -> FedAra:
-    method = build(toys.config(settings(**more)))
+    """For four adapted matrices of a small BERT: a budget of 16, 10, 7, 5, 4, 4, 4 ranks after rounds 1 to 7."""
+    usual = {"rank": 4, "alpha": 8.0, "warmup_rounds": 1, "final_rounds": 1}
+    own = {"method.name": "fedara", "federation.rounds": 7, **{f"method.{name}": v for name, v in usual.items()}}
+    method = build(toys.config(own | more))
     assert isinstance(method, FedAra)
     return method
 
 
 def ranks(tensors: Tensors) -> list[int]:
     return [tensors[triplet.e].shape[0] for triplet in triplets(tensors)]
-
-
-def one_round(method: Method, state: State, clients: int = 4) -> State:
-    afters = [trained(method, state, 100 * state.round + client) for client in range(clients)]
-    return method.apply(state, means_of(method, state, afters))
 
 
 # The schedule.
@@ -160,16 +147,6 @@ def test_what_travels_round_by_round() -> None:
     assert sum(ranks(state.tensors)) < 16
 
 
-def test_the_plan_needs_no_more_than_the_round() -> None:
-    """A client checks the server's plan against its own plan, computed from the initial shapes."""
-    method = method_of()
-    first = start(method)
-    state = first
-    for _ in range(5):
-        state = one_round(method, state)
-        assert method.plan(State(first.tensors, state.round)) == method.plan(state)
-
-
 def test_with_global_masks_the_server_keeps_the_foremost_of_the_mean() -> None:
     method = method_of(**{"method.masks": "global"})
     state = start(method)
@@ -196,15 +173,6 @@ def test_where_nobody_voted_the_server_decides() -> None:
     still = Layout.unflatten(other.layout(state, CHANGE), torch.zeros(other.layout(state, CHANGE).size))
     assert found.to_bytes() == other.apply(state, {CHANGE: still}).tensors.to_bytes()
     assert sum(ranks(found)) == 10
-
-
-def test_nothing_is_lost_of_a_rank_that_stays() -> None:
-    method = method_of()
-    state = one_round(method, start(method))
-    found = method.apply(state, nothing(method, state)).tensors
-    for triplet in triplets(found):
-        columns = {tuple(column) for column in state.tensors.tensor(triplet.b).T.tolist()}
-        assert {tuple(column) for column in found.tensor(triplet.b).T.tolist()} <= columns
 
 
 # The shapes that a state may have.
@@ -256,74 +224,3 @@ def test_shapes_that_are_no_state_are_not_admitted() -> None:
     assert not method.admits(2, initial, honest.without([one.e]))
     assert not method.admits(2, initial, honest | {"x": torch.zeros(1)})
     assert not method.admits(2, initial, honest | {one.e: LowRank(torch.zeros(1, 1), torch.zeros(1, 1))})
-
-
-# Settings.
-
-
-@pytest.mark.parametrize(
-    ("rounds", "phases"), [(1, (0, 0)), (2, (0, 0)), (4, (1, 1)), (7, (1, 2)), (8, (2, 5)), (100, (2, 5))]
-)
-def test_a_run_of_any_length_has_phases_that_fit(rounds: int, phases: tuple[int, int]) -> None:
-    unset = {"method.warmup_rounds": None, "method.final_rounds": None}
-    budget = method_of(**{"federation.rounds": rounds, **unset}).budget
-    assert (budget.warmup, budget.final) == phases
-    assert budget.ranks(rounds, 3) == 3 * budget.last
-
-
-@every(
-    ("more", "said"),
-    [
-        (
-            {"federation.rounds": 2},
-            r"warmup_rounds = 1 and method\.final_rounds = 1 leave none of federation\.rounds = 2",
-        ),
-        ({"method.final_rank": 5}, r"final_rank = 5 is above method\.rank = 4"),
-        ({"method.masks": "votes", **CLIENT}, r"'votes' is refused with privacy\.unit = 'client'.*'global'"),
-        ({"federation.server_lr": 0.5}, r"server_lr = 0.5 would scale the votes.*'global'"),
-        ({"federation.server_optimizer": "adam"}, r"server_optimizer = 'adam' .*'fedara': its tensors shrink"),
-        ({"method.vote_threshold": 0.25, "method.masks": "global"}, r"vote_threshold = 0.25 has no effect"),
-        ({"method.vote_threshold": 0.25, **CLIENT}, r"vote_threshold = 0.25 has no effect"),
-        (
-            {"secure_aggregation.enabled": True, "secure_aggregation.range": 0.5},
-            r"range = 0.5 is below 1, the value of a vote.*'global'",
-        ),
-        ({"method.switch_round": 2}, r"switch_round = 2 has no effect with method\.name = 'fedara'"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        method_of(**more)
-
-
-def test_settings_reach_the_method() -> None:
-    method = method_of(**{"method.final_rank": 2, "method.rslora": True, "method.vote_threshold": 0.25})
-    assert method.adapter == TripletAdapter(LoraAdapter(4, 8.0, True))
-    assert method.budget == Budget(first=4, last=2, warmup=1, final=1, rounds=7)
-    assert method.threshold == 0.25
-    assert method_of(**CLIENT).threshold is None
-    assert method_of(**{"privacy.unit": "example", "privacy.noise_multiplier": 1.0}).threshold == 0.5
-    assert method_of(**{"method.masks": "global", "federation.server_lr": 0.5}).threshold is None
-    assert [method_of(**{"method.rank": rank}).budget.last for rank in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
-    assert build(toys.config({"method.name": "fedara", "federation.rounds": 20})), "the usual settings go together"
-
-
-def test_as_lora_has_live_ranks_alone_and_no_module_without() -> None:
-    method = method_of()
-    state = start(method)
-    for _ in range(6):
-        state = one_round(method, state)
-    form = method.as_lora(start(method).tensors, state.tensors)
-    assert {module: a.shape[0] for module, (a, _) in form.factors.items()} == {
-        t.module: rank for t, rank in zip(triplets(state.tensors), ranks(state.tensors), strict=True) if rank
-    }
-    model = small_models.make("bert")
-    method.prepare(model, small_models.head_of(model), 7)
-    for name in state.tensors:
-        model.get_parameter(name).data = state.tensors.tensor(name)
-    plain = small_models.make("bert")
-    for module, (a, b) in form.factors.items():
-        plain.get_submodule(module).get_parameter("weight").data += form.adapter.scaling * b @ a
-    for name in small_models.head_of(model):
-        plain.get_parameter(name).data = state.tensors.tensor(name)
-    assert torch.allclose(small_models.logits(plain), small_models.logits(model), atol=1e-5)

@@ -59,9 +59,9 @@ class Row(NamedTuple):
     counted: Part
     printed: str
     ours: int
-    round: int = 0
-    whole: tuple[float, float] = (65.5e6, 66.5e6)
-    missed: str = ""
+    round: int
+    whole: tuple[float, float]
+    missed: str
 
     def __str__(self) -> str:
         return f"{self.model.__name__}-{self.method}-{self.printed}-{self.round}"
@@ -79,164 +79,114 @@ def cores(first: int, *others: int) -> int:
     return 5 * (first + end) + 25 * sum(between)
 
 
-FEDERA, C2A = "FeDeRA, Table 2", "C2A, Table 1"
 RANK_5: dict[str, Any] = {"rank": 5}
 # The biases of one layer: query, key, value, output; the feed-forward; two normalisations.
 BIASES = 4 * 768 + (3072 + 768) + 2 * 768
 CLASSES = 768 * 2 + 2
 HOULSBY_48 = 24 * (2 * 768 * 48 + 48 + 768)
 
+
+def rows(
+    paper: str, model: Callable[[], nn.Module], counted: Part, *lines: tuple[Any, ...], size: float | None = None
+) -> list[Row]:
+    """The rows of a paper's table for a model; a line has method, settings, printed, ours, and perhaps `missed` and the round.
+
+    size: the parameters that are 100 %, if not any that round to 66M.
+    """
+    whole = (size, size) if size else (65.5e6, 66.5e6)
+    filled = ((*line, *("", 0)[len(line) - 4 :]) for line in lines)
+    return [
+        Row(paper, model, method, settings, counted, printed, ours, round_, whole, missed)
+        for method, settings, printed, ours, missed, round_ in filled
+    ]
+
+
+# fmt: off
 ROWS = [
-    # FeDeRA does not count the head, which would add 0.6M to each row.
-    Row(FEDERA, roberta_base, "fedlora", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
-    Row(FEDERA, roberta_base, "federa", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
-    Row(FEDERA, roberta_base, "bitfit", {}, adapter, "0.1M", 12 * BIASES + 768),
-    # A bottleneck of 48 is a sixteenth of the width, as is usual for adapters; 64 would be 2.4M.
-    Row(FEDERA, roberta_base, "adapter_houlsby", {"bottleneck": 48}, adapter, "1.8M", HOULSBY_48),
-    Row(FEDERA, deberta_v3_base, "fedlora", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
-    Row(FEDERA, deberta_v3_base, "federa", {"rank": 32}, adapter, "1.2M", 24 * 32 * (768 + 768)),
-    Row(FEDERA, deberta_v3_base, "bitfit", {}, adapter, "0.1M", 12 * BIASES + 2 * 768),
-    Row(FEDERA, deberta_v3_base, "adapter_houlsby", {"bottleneck": 48}, adapter, "1.8M", HOULSBY_48),
+    # FeDeRA does not count the head, which would add 0.6M to each row. A bottleneck of 48 is a sixteenth of the width, as is
+    # usual for adapters; 64 would be 2.4M.
+    *(
+        row
+        for model, more in ((roberta_base, 768), (deberta_v3_base, 2 * 768))
+        for row in rows(
+            "FeDeRA, Table 2", model, adapter,
+            ("fedlora", {"rank": 32}, "1.2M", 24 * 32 * (768 + 768)),
+            ("federa", {"rank": 32}, "1.2M", 24 * 32 * (768 + 768)),
+            ("bitfit", {}, "0.1M", 12 * BIASES + more),
+            ("adapter_houlsby", {"bottleneck": 48}, "1.8M", HOULSBY_48),
+        )
+    ),
     # 294 912 alone would be printed as 0.29M: the classification layer is counted, the pooler (0.59M) is not. Query, key and
     # value of this model are one layer, which is adapted once: as many parameters as two separate layers have.
-    Row("FedTT, Table 1", deberta_base, "fedlora", {"rank": 8}, with_classes, "0.30M", 12 * 8 * 3072 + CLASSES),
-    Row("FedTT, Table 1", deberta_base, "fedlora", {"rank": 4}, with_classes, "0.15M", 12 * 4 * 3072 + CLASSES),
-    Row("FedTT, Table 1", deberta_base, "bitfit", {}, with_classes, "0.10M", 12 * BIASES + 768 + CLASSES),
-    Row("FedTT, Table 1", deberta_base, "prompt_tuning", {"prompt_length": 10}, adapter, "0.01M", 10 * 768),
-    # With biases (cores alone are 0.04M), and with the head, whose square weight has a tensor train.
-    Row(
-        "FedTT, Table 1",
-        deberta_base,
-        "fedtt",
-        RANK_5,
-        everything,
-        "0.06M",
-        24 * (2 * cores(8, 8, 12, 8, 8) + 64 + 768) + cores(12, 8, 8, 8, 8, 12) + 768 + CLASSES,
+    *rows(
+        "FedTT, Table 1", deberta_base, with_classes,
+        ("fedlora", {"rank": 8}, "0.30M", 12 * 8 * 3072 + CLASSES),
+        ("fedlora", {"rank": 4}, "0.15M", 12 * 4 * 3072 + CLASSES),
+        ("bitfit", {}, "0.10M", 12 * BIASES + 768 + CLASSES),
     ),
-    # Our FedTT+ has no biases in the adapters: with FedTT's biases it would be 0.04M in any round.
-    *(
-        Row(
-            "FedTT, Table 1",
-            deberta_base,
-            "fedtt_plus",
-            RANK_5,
-            everything,
-            "0.02M",
-            48 * cores(8, middle, 8) + cores(12, 8, 12) + 768 + CLASSES,
-            round_,
-        )
-        for round_, middle in ((0, 8), (1, 12), (2, 8))
+    *rows("FedTT, Table 1", deberta_base, adapter, ("prompt_tuning", {"prompt_length": 10}, "0.01M", 10 * 768)),
+    # With biases (cores alone are 0.04M), and with the head, whose square weight has a tensor train. Our FedTT+ has no biases
+    # in the adapters: with FedTT's biases it would be 0.04M in any round.
+    *rows(
+        "FedTT, Table 1", deberta_base, everything,
+        ("fedtt", RANK_5, "0.06M", 24 * (2 * cores(8, 8, 12, 8, 8) + 832) + cores(12, 8, 8, 8, 8, 12) + 768 + CLASSES),
+        *(
+            ("fedtt_plus", RANK_5, "0.02M", 48 * cores(8, middle, 8) + cores(12, 8, 12) + 768 + CLASSES, "", round_)
+            for round_, middle in ((0, 8), (1, 12), (2, 8))
+        ),
     ),
-    Row(
-        "FedTT, Table 2",
-        roberta_base_glue,
-        "ia3",
-        {},
-        everything,
-        "0.65M",
-        12 * (3 * 768 + 3072) + 768 * 769 + CLASSES,
-        missed="PEFT's layers are scaled, among them the attention's output: 0.66M. Without it, but with the whole head, it "
-        "is 0.65M",
+    *rows(
+        "FedTT, Table 2", roberta_base_glue, everything,
+        ("ia3", {}, "0.65M", 12 * (3 * 768 + 3072) + 768 * 769 + CLASSES,
+         "PEFT's layers are scaled, among them the attention's output: 0.66M; without it, but with the whole head, 0.65M"),
     ),
-    # Without the head.
-    Row("FedTT, Table 8", roberta_large, "fedlora", last(6), adapter, "49K", 12 * 2 * 2048),
-    Row("FedTT, Table 8", roberta_large, "fedlora", last(9), adapter, "74K", 18 * 2 * 2048),
-    Row("FedTT, Table 8", roberta_large, "ffa_lora", last(6), adapter, "25K", 12 * 2 * 1024),
-    Row("FedTT, Table 8", roberta_large, "ffa_lora", last(9), adapter, "37K", 18 * 2 * 1024),
-    *(Row("FedTT, Table 8", roberta_large, "rolora", last(6), adapter, "25K", 12 * 2 * 1024, r) for r in (0, 1)),
-    *(Row("FedTT, Table 8", roberta_large, "rolora", last(9), adapter, "37K", 18 * 2 * 1024, r) for r in (0, 1)),
-    # The first, second and last core of [8, 8, 16, 8, 8] and of the head's train, [16, 8, 8, 8, 8, 16], without the head's
-    # classification layer and biases.
-    Row(
-        "FedTT, Table 8",
-        roberta_large,
-        "fedtt_plus",
-        RANK_5,
-        adapter,
-        "27K",
-        96 * cores(8, 8, 8) + cores(16, 8, 16),
+    # Without the head. FedTT+: the first, second and last core of [8, 8, 16, 8, 8] and of the head's train, [16, 8, 8, 8, 8,
+    # 16], without the head's classification layer and biases.
+    *rows(
+        "FedTT, Table 8", roberta_large, adapter,
+        ("fedlora", last(6), "49K", 12 * 2 * 2048),
+        ("fedlora", last(9), "74K", 18 * 2 * 2048),
+        ("ffa_lora", last(6), "25K", 12 * 2 * 1024),
+        ("ffa_lora", last(9), "37K", 18 * 2 * 1024),
+        *(("rolora", last(6), "25K", 12 * 2 * 1024, "", round_) for round_ in (0, 1)),
+        *(("rolora", last(9), "37K", 18 * 2 * 1024, "", round_) for round_ in (0, 1)),
+        ("fedtt_plus", RANK_5, "27K", 96 * cores(8, 8, 8) + cores(16, 8, 16)),
+        ("fedtt_plus", RANK_5, "27K", 96 * cores(8, 16, 8) + cores(16, 8, 16),
+         "the paper counts a round in which a core of side 8 moves; in every third one it is the core of side 16", 1),
     ),
-    Row(
-        "FedTT, Table 8",
-        roberta_large,
-        "fedtt_plus",
-        RANK_5,
-        adapter,
-        "27K",
-        96 * cores(8, 16, 8) + cores(16, 8, 16),
-        round=1,
-        missed="the paper counts a round in which a core of side 8 moves; in every third one it is the core of side 16",
+    *rows(
+        "FedTT, Table 9", llama_7b, adapter,
+        ("fedlora", {"rank": 8}, "4.19M", 64 * 8 * (4096 + 4096)),
+        ("fedtt", RANK_5, "0.52M", 64 * (2 * cores(16, 16, 16, 4, 4, 4) + 64 + 4096),
+         "cores are 0.14M and biases 0.27M; no rank gives the rest, with or without the norms of the model (0.27M)"),
     ),
-    Row("FedTT, Table 9", llama_7b, "fedlora", {"rank": 8}, adapter, "4.19M", 64 * 8 * (4096 + 4096)),
-    Row("FedTT, Table 9", llama_13b, "fedlora", {"rank": 8}, adapter, "6.55M", 80 * 8 * (5120 + 5120)),
-    Row(
-        "FedTT, Table 9",
-        llama_7b,
-        "fedtt",
-        RANK_5,
-        adapter,
-        "0.52M",
-        64 * (2 * cores(16, 16, 16, 4, 4, 4) + 64 + 4096),
-        missed="cores are 0.14M and biases 0.27M; no rank gives the rest, with or without the norms of the model (0.27M)",
+    *rows(
+        "FedTT, Table 9", llama_13b, adapter,
+        ("fedlora", {"rank": 8}, "6.55M", 80 * 8 * (5120 + 5120)),
+        ("fedtt", RANK_5, "0.64M", 80 * (2 * cores(16, 16, 20, 4, 4, 4) + 64 + 5120),
+         "cores are 0.19M and biases 0.41M, 0.61M together; the paper does not tell how it factors 5120"),
+        ("fedtt_plus", RANK_5, "0.18M", 80 * (cores(16, 16, 4) + cores(4, 4, 16)),
+         "it is nearly all cores (0.19M), of which three in six are said to train, a third or so of the numbers"),
     ),
-    Row(
-        "FedTT, Table 9",
-        llama_13b,
-        "fedtt",
-        RANK_5,
-        adapter,
-        "0.64M",
-        80 * (2 * cores(16, 16, 20, 4, 4, 4) + 64 + 5120),
-        missed="cores are 0.19M and biases 0.41M, 0.61M together; the paper does not tell how it factors 5120",
+    # Without the head, which has 0.6M parameters, 0.9 %. The paper gives no prompt length; it must be 21: 20 are 0.023 %.
+    *rows(
+        "C2A, Table 1", distilbert, adapter,
+        ("c2a", {"context_dim": 8, "bottleneck": 16, "hyper_dim": 64}, "0.097%",
+         8 * (NEWS_20 + 1) + 8 * (768 + 1) + 6 * 8 + 768 * 64 + 64 * 16 * 8),
+        ("fedlora", {"rank": 4}, "0.111%", 12 * 4 * (768 + 768)),
+        ("bitfit", {}, "0.078%", 6 * BIASES + 768),
+        ("compacter", {"bottleneck": 16}, "0.043%", 12 * 3 * (16 + 768) + 4**3),
+        ("prompt_tuning", {"prompt_length": 21}, "0.024%", 21 * 768),
     ),
-    Row(
-        "FedTT, Table 9",
-        llama_13b,
-        "fedtt_plus",
-        RANK_5,
-        adapter,
-        "0.18M",
-        80 * (cores(16, 16, 4) + cores(4, 4, 16)),
-        missed="it is nearly all cores (0.19M), of which three in six are said to train, a third or so of the numbers",
+    *rows(
+        "C2A, Table 1", distilbert, adapter,
+        ("adapter_houlsby", {"bottleneck": 16}, "0.455%", 12 * (2 * 768 * 16 + 16 + 768)),
+        ("adamix", {"bottleneck": 16, "experts": 4}, "0.559%", 6 * (4 * (768 * 16 + 16) + 768 * 16 + 768),
+         "0.558 % of the model of which the adapters are 0.455 %; the paper does not tell which layers are shared"),
+        size=66_953_472,  # with the square layer of the head; the base model has 66.36M
     ),
-    # Without the head, which has 0.6M parameters, 0.9 %.
-    Row(
-        C2A,
-        distilbert,
-        "c2a",
-        {"context_dim": 8, "bottleneck": 16, "hyper_dim": 64},
-        adapter,
-        "0.097%",
-        8 * (NEWS_20 + 1) + 8 * (768 + 1) + 6 * 8 + 768 * 64 + 64 * 16 * 8,
-    ),
-    Row(C2A, distilbert, "fedlora", {"rank": 4}, adapter, "0.111%", 12 * 4 * (768 + 768)),
-    Row(C2A, distilbert, "bitfit", {}, adapter, "0.078%", 6 * BIASES + 768),
-    Row(C2A, distilbert, "compacter", {"bottleneck": 16}, adapter, "0.043%", 12 * 3 * (16 + 768) + 4**3),
-    # Per cent of 66.95M, the model with the square layer of its head; of the base model's 66.36M it is 0.459 %.
-    Row(
-        C2A,
-        distilbert,
-        "adapter_houlsby",
-        {"bottleneck": 16},
-        adapter,
-        "0.455%",
-        12 * (2 * 768 * 16 + 16 + 768),
-        whole=(66_953_472, 66_953_472),
-    ),
-    Row(
-        C2A,
-        distilbert,
-        "adamix",
-        {"bottleneck": 16, "experts": 4},
-        adapter,
-        "0.559%",
-        6 * (4 * (768 * 16 + 16) + 768 * 16 + 768),
-        whole=(66_953_472, 66_953_472),
-        missed="0.558 % of the model of which the adapters are 0.455 %; the paper does not tell which layers are shared",
-    ),
-    # The paper gives no prompt length; it must be 21, since 20 tokens are 0.023 %.
-    Row(C2A, distilbert, "prompt_tuning", {"prompt_length": 21}, adapter, "0.024%", 21 * 768),
 ]
+# fmt: on
 
 
 def count(row: Row) -> int:

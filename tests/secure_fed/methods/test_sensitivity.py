@@ -44,16 +44,22 @@ class Pass:
 Clipped = Callable[[Pass, Tensors], Tensors]
 
 
+SKETCHED = "fra_lora with sketches"
 # Every method in round 0; in later rounds too, if other tensors or products are then sent.
 CASES = [
-    *((name, 0) for name in METHODS),
+    *((name, 0) for name in [*METHODS, SKETCHED]),
     *(("fra_then_ffa", 1), ("fra_then_ffa", 2), ("rolora", 1), ("fedtt_plus", 1)),
 ]
 
 
 @cache
+def made(name: str) -> Method:
+    return method_of("fra_lora", transport_form="sketch", sketch=4) if name == SKETCHED else method_of(name)
+
+
+@cache
 def _begun(name: str, round_: int) -> State:
-    tensors = start(method_of(name)).tensors
+    tensors = start(made(name)).tensors
     generator = torch.Generator().manual_seed(1)
     moved = {
         n: tensors.tensor(n) + torch.randn(tensors[n].shape, generator=generator) for n in tensors if "lora_B" in n
@@ -63,7 +69,7 @@ def _begun(name: str, round_: int) -> State:
 
 @cache
 def started(name: str, round_: int, pass_name: str) -> Pass:
-    method, state = method_of(name), _begun(name, round_)
+    method, state = made(name), _begun(name, round_)
     means: dict[str, Tensors] = {}
     for earlier in method.plan(state).passes:
         if earlier == pass_name:
@@ -73,7 +79,7 @@ def started(name: str, round_: int, pass_name: str) -> Pass:
 
 
 def passes(name: str, round_: int) -> list[Pass]:
-    return [started(name, round_, part) for part in method_of(name).plan(_begun(name, round_)).passes]
+    return [started(name, round_, part) for part in made(name).plan(_begun(name, round_)).passes]
 
 
 def clipped(at: Pass, after: Tensors) -> Tensors:
@@ -90,10 +96,10 @@ def formed(tensors: Tensors) -> Tensors:
 
 
 def distances(at: Pass, clip: Clipped) -> list[float]:
-    """The distances between the sums with and without one more client, for each of SIZES, beside none to three others."""
+    """The distances between the sums with and without one more client, for each of SIZES, beside none or one other."""
     found = []
     for seed, size in enumerate(SIZES):
-        others = [clip(at, trained(at.method, at.state, 50 + seed + k, SIZES[k + 2])) for k in range(seed % 4)]
+        others = [clip(at, trained(at.method, at.state, 50 + seed + k, SIZES[k + 2])) for k in range(seed % 2)]
         one_more = clip(at, trained(at.method, at.state, seed, size))
         total = formed(one_more * 0.0)
         for other in others:

@@ -307,7 +307,8 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
         try:
             chosen = {name for name in free if re.fullmatch(pattern, name)}
         except re.error as error:
-            raise ConfigError(f"method.target_modules = {pattern!r} is not a regular expression: {error}") from error
+            wrong = ConfigError(f"method.target_modules = {pattern!r} is not a regular expression: {error}")
+            raise wrong.about("method.target_modules", pattern, "a regular expression") from error
     if not chosen:
         raise MethodError(
             f"method.target_modules = {pattern!r} matches no linear layer of {type(model).__name__}, "

@@ -1,0 +1,165 @@
+"""The table of methods, the settings that reach each method, and those that are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from secure_fed.config import MethodConfig, RunConfig
+from secure_fed.errors import ConfigError, MethodError
+from secure_fed.federation import Federation
+from secure_fed.learning.models.adapters.lora import LoraAdapter
+from secure_fed.learning.models.adapters.triplet import TripletAdapter
+from secure_fed.methods import METHODS, build, cards
+from secure_fed.methods.fedara import Budget
+from secure_fed.methods.ffa_lora import FfaLora
+from tests.golden import refused
+from tests.secure_fed import toys
+
+CLIENT = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
+MASKED = {"secure_aggregation.enabled": True}
+
+
+def test_importing_the_table_does_not_import_torch() -> None:
+    code = "import sys, secure_fed.methods; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_cards_bear_the_names_of_the_table() -> None:
+    assert [card.name for card in cards()] == list(METHODS)
+    assert {card.name for card in cards() if not card.mean_exact} == {
+        *(
+            "compacter",
+            "fedlora",
+            "federa",
+            "svd_adaptation",
+            "fedara",
+            "fedtt",
+            "fedtt_plus",
+            "c2a",
+            "fedask",
+            "fedpower",
+        )
+    }
+
+
+ARA = {"method.rank": 4, "method.warmup_rounds": 1, "method.final_rounds": 1, "federation.rounds": 7}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("fra-lora", {}, "method.name"),
+    ("zzz", {}, "method.name"),
+    # Settings that the method does not read.
+    ("fedlora", {"method.freeze_init": "gaussian"}, "method.freeze_init"),
+    ("fedlora", {**CLIENT, "method.denoise": "none"}, "method.denoise"),
+    ("ffa_lora", {"method.switch_round": 3}, "method.switch_round"),
+    ("ffa_lora", {"method.transport_form": "sketch"}, "method.transport_form"),
+    ("fra_lora", {"method.double_rank": True}, "method.double_rank"),
+    ("fra_lora", {"method.oversampling": 3}, "method.oversampling"),
+    ("fedask", {"method.power_iterations": 3}, "method.power_iterations"),
+    ("federa", {"method.alpha": 8.0}, "method.alpha"),
+    ("prompt_tuning", {"method.rank": 4}, "method.rank"),
+    # Values and combinations.
+    ("fedpower", {"method.power_iterations": 0}, "method.power_iterations"),
+    ("fra_lora", {"method.sketch": 3}, "method.sketch"),
+    (
+        "fra_lora",
+        {"method.transport_form": "sketch", "federation.server_optimizer": "adam"},
+        "federation.server_optimizer",
+    ),
+    ("federa", {"method.rule": "ffa_lora", "method.freeze_init": "gaussian"}, "method.freeze_init"),
+    ("federa", {"method.rule": "fedlora", **CLIENT, "method.denoise": "none"}, "method.denoise"),
+    ("federa", {"method.rule": "rolora", "method.transport_form": "sketch"}, "method.transport_form"),
+    ("federa", {"method.rule": "rolora", "federation.server_optimizer": "adam"}, "federation.server_optimizer"),
+    (
+        "federa",
+        {"method.rule": "fra_lora", **CLIENT, "federation.server_optimizer": "adam", "method.denoise": "shrink"},
+        "federation.server_optimizer",
+    ),
+    ("fedara", {**ARA, "federation.rounds": 2}, "method.warmup_rounds"),
+    ("fedara", {**ARA, "method.final_rank": 5}, "method.final_rank"),
+    ("fedara", {**ARA, "method.masks": "votes", **CLIENT}, "method.masks"),
+    ("fedara", {**ARA, "federation.server_lr": 0.5}, "federation.server_lr"),
+    ("fedara", {**ARA, "method.vote_threshold": 0.25, "method.masks": "global"}, "method.vote_threshold"),
+    ("fedara", {**ARA, "method.vote_threshold": 0.25, **CLIENT}, "method.vote_threshold"),
+    ("fedara", {**ARA, **MASKED, "secure_aggregation.range": 0.5}, "secure_aggregation.range"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "setting"), REFUSED, ids=[f"{name}-{setting}" for name, _, setting in REFUSED]
+)
+def test_what_does_not_go_together_is_refused(name: str, more: dict[str, Any], setting: str) -> None:
+    usual = {"method.rank": 8, "method.modules_to_save": []} if name == "prompt_tuning" else {}
+    with refused(ConfigError, setting):
+        build(toys.config({"method.name": name, **usual, **more}))
+
+
+@pytest.mark.parametrize(
+    ("name", "personal"),
+    [("fedask", "query.lora_B*"), ("fedsvd", "query.lora_A*"), ("fedsvd", "*lora_B*"), ("fedara", "query.triplet.E")],
+)
+def test_tensors_that_the_server_rewrites_are_no_clients_own(name: str, personal: str) -> None:
+    with refused(MethodError):
+        toys.federation({"method.name": name, "method.personal": [personal]})
+
+
+def test_a_named_model_without_room_for_a_prompt_is_refused_before_the_run() -> None:
+    values: dict[str, Any] = {"model.name": "builtin/tiny", "method.name": "prompt_tuning", "method.prompt_length": 33}
+    values |= {"data.examples": 20, "data.test_examples": 4, "federation.clients": 2}
+    run = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in values.items()})  # type: ignore[misc]
+    with refused(MethodError):
+        Federation(run)
+
+
+def made(name: str, **more: Any) -> Any:
+    return build(toys.config({"method.name": name, **more}))
+
+
+def test_settings_reach_the_methods() -> None:
+    method = build(MethodConfig(name="fedlora", rank=4, alpha=2.0, rslora=True, dropout=0.1, target_modules=("key",)))
+    assert method.adapter == LoraAdapter(4, 2.0, True, 0.1, ("key",))
+    ffa = build(MethodConfig(name="ffa_lora", freeze_init="gaussian"))
+    assert ffa == FfaLora(LoraAdapter(), freeze_init="gaussian")
+    assert made("svd_adaptation", **{"method.rslora": True}).adapter == TripletAdapter(LoraAdapter(2, 16.0, True))
+    prompt = build(MethodConfig(name="prompt_tuning", prompt_length=7))
+    assert prompt.adapter.length == 7  # type: ignore[attr-defined]
+    prefix: Any = build(RunConfig().replace({("method", "name"): "prefix_tuning", ("model", "max_length"): 50}))
+    assert prefix.adapter.max_length == 50
+    contexts = [build(MethodConfig(name="c2a", context=context)).adapter for context in ("text", "batch")]
+    assert [context.of_batch for context in contexts] == [False, True]  # type: ignore[attr-defined]
+    assert (made("fedask", **{"method.oversampling": 5}).columns, len(made("fedpower").passes)) == (7, 3)
+    power = made("fedpower", **{"method.oversampling": 7, "method.power_iterations": 5})
+    assert (power.columns, len(power.passes)) == (9, 6)
+    sketched = {"method.rule": "fra_lora", "method.transport_form": "sketch", "method.sketch": 5, **CLIENT}
+    fra = made("federa", **sketched, **{"method.denoise": "truncate", "method.dropout": 0.25})
+    assert (fra.sketch, fra.denoise, fra.adapter.dropout) == (5, "truncate", 0.25)
+    momentum = {"federation.server_optimizer": "momentum"}
+    for rule in ("fedlora", "ffa_lora", "fra_lora"):
+        assert made("federa", **{"method.rule": rule}, **momentum).card.memoryless == ""
+
+
+def test_settings_reach_fedara() -> None:
+    method = made("fedara", **ARA, **{"method.final_rank": 2, "method.rslora": True, "method.vote_threshold": 0.25})
+    assert method.adapter == TripletAdapter(LoraAdapter(4, 16.0, True))
+    assert method.budget == Budget(first=4, last=2, warmup=1, final=1, rounds=7)
+    assert method.threshold == 0.25
+    assert made("fedara", **ARA, **CLIENT).threshold is None
+    assert made("fedara", **ARA, **{"privacy.unit": "example", "privacy.noise_multiplier": 1.0}).threshold == 0.5
+    assert made("fedara", **ARA, **{"method.masks": "global", "federation.server_lr": 0.5}).threshold is None
+    ranks = (1, 4, 5, 8, 9)
+    assert [made("fedara", **{**ARA, "method.rank": rank}).budget.last for rank in ranks] == [1, 1, 2, 2, 3]
+    for rounds, phases in (
+        (1, (0, 0)),
+        (2, (0, 0)),
+        (4, (1, 1)),
+        (7, (1, 2)),
+        (8, (2, 5)),
+        (20, (2, 5)),
+        (100, (2, 5)),
+    ):
+        budget = made("fedara", **{"federation.rounds": rounds}).budget
+        assert (budget.warmup, budget.final) == phases
+        assert budget.ranks(rounds, 3) == 3 * budget.last
