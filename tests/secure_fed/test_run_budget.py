@@ -14,7 +14,7 @@ from privacy.ledger import Ledger
 from secure_fed.commands import cli
 from secure_fed.errors import ConfigError, RunDirectoryError
 from tests.cells import chosen
-from tests.golden import golden, refused
+from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
 
@@ -285,21 +285,27 @@ def train(small_model: Path, small_data: Path, tmp_path: Path) -> Any:
 def test_exit_codes_and_what_is_left(
     train: Any, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = []
+    def last() -> str:
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith("secure-fed: ")
+        return line
 
-    def ends(status: int, *settings: str) -> None:
-        before = everything(tmp_path)
-        assert train(*settings, out="second") == status
-        said.append(capsys.readouterr().err.splitlines()[-1])
-        assert everything(tmp_path) == before
-
-    ends(2)
+    assert train() == 2
+    assert "there is no ledger" in last()
+    assert list(tmp_path.iterdir()) == []
     Ledger.create(tmp_path / "sites.sqlite", data_set="clinics", epsilon=5.0, delta=0.01)
     assert train() == 0
-    spent = json.loads(capsys.readouterr().out)
-    assert 5 / 2 < spent["epsilon"] == spent["epsilon_cumulative"] < 5
-    ends(3)
-    ends(2, "privacy.data_set=wards")
-    ends(2, f"data.train={small_data / 'test.jsonl'}")
-    ends(3, "privacy.epsilon=1", "privacy.ledger=")
-    golden("secure_fed/exhausted.txt", "\n".join(said) + "\n", hide=r"run [\w-]+")
+    said = json.loads(capsys.readouterr().out)
+    assert 5 / 2 < said["epsilon"] == said["epsilon_cumulative"] < 5
+    before = everything(tmp_path)
+    assert train(out="second") == 3
+    assert "has spent epsilon" in last()
+    assert everything(tmp_path) == before
+    assert train("privacy.data_set=wards", out="second") == 2
+    assert "is the ledger of data set" in last()
+    assert train(f"data.train={small_data / 'test.jsonl'}", out="second") == 2
+    assert "no reservation for the data of run" in last()
+    assert everything(tmp_path) == before
+    assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3
+    assert "above privacy.epsilon = 1" in last()
+    assert everything(tmp_path) == before
