@@ -53,19 +53,7 @@ def _found(chosen: argparse.Namespace) -> None:
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment.charter import fingerprint
     from secure_fed.deployment.home import CoordinatorHome
 
     charter = CoordinatorHome.load(chosen.folder).charter
-    config = charter.config
-    if chosen.json:
-        print(charter.text)
-        return
-    privacy = config.privacy
-    promise = "no guarantee" if privacy.unit == "none" else f"{privacy.unit}s protected, epsilon {privacy.epsilon}"
-    print(f"{charter.name}: {config.method.name} of {config.model.name}, {config.federation.rounds} rounds, {promise}")
-    print(f"coordinator  {fingerprint(charter.coordinator)}")
-    # The name, which its owner chooses, comes last: it cannot imitate the fields before it.
-    for member in charter.members:
-        units = "" if member.examples is None else f"{member.examples} units  "
-        print(f"member       {fingerprint(member.identity)}  {units}{member.name}")
+    print(charter.text if chosen.json else "\n".join(charter.described()))

@@ -4,7 +4,7 @@ node           node.toml          data, model and policy, written by its owner
                identity.key       the private half of its identity
                card.json          for the coordinator: name, public key, declared number of units
                ledger.sqlite      the budget of its data, over all federations
-               federations/       its state in each federation
+               federations/       its state in each federation, and the federation's charter
                journal.jsonl      the requests that it received, and its answers
                strangers.jsonl    the same for envelopes that no coordinator named in node.toml signed
 coordinator    coordinator.toml   its test data and other settings of its own
@@ -172,10 +172,7 @@ class CoordinatorHome:
         tables = _read_toml(folder / COORDINATOR, "secure-fed coordinator found", ("coordinator",))
         own = _section_of(CoordinatorSection, tables["coordinator"], folder / COORDINATOR, "coordinator")
         identity = read_key(folder / COORDINATOR_KEY)
-        unread = plainly(HomeError, f"{folder / CHARTER} cannot be read", "found the federation first")
-        with unread, open(folder / CHARTER, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        return cls(folder, identity, Charter.verified(content), own)
+        return cls(folder, identity, read_charter(folder / CHARTER), own)
 
     @property
     def test(self) -> tuple[Path, ...]:
@@ -273,6 +270,14 @@ def read_card(path: Path) -> Member:
         raise HomeError(
             f"{path} is no card of a node: {error}; give the card.json of `secure-fed node init`"
         ) from error
+
+
+def read_charter(path: Path) -> Charter:
+    """The signed charter in a file."""
+    unread = plainly(HomeError, f"{path} cannot be read", "give the charter.json of `secure-fed coordinator found`")
+    with unread, open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    return Charter.verified(content)
 
 
 def new_folder(folder: Path, command: str) -> None:

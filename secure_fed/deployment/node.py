@@ -1,9 +1,10 @@
 """A node: it checks every envelope that it receives, and answers those that its owner, its policy and the protocol admit.
 
 An offer brings a charter. The node accepts it if its owner named the coordinator that signed it, if the policy admits its
-terms, if model and data are as the charter states, and if the owner's budget has room for its cost; then the node proves which
-member it is. The budget is reserved before the first answer to a round. Every other envelope must be signed by that
-coordinator. The node signs every answer together with the request. It answers nothing of a federation that its owner closed.
+terms, if the owner has accepted the federation where `accept = "ask"` demands it, if model and data are as the charter states,
+and if the owner's budget has room for its cost; then the node proves which member it is. The budget is reserved before the
+first answer to a round. Every other envelope must be signed by that coordinator. The node signs every answer together with the
+request. It answers nothing of a federation that its owner closed.
 
 An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
 (`Journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusal`), else the kind of error;
@@ -40,7 +41,16 @@ from secure_fed.deployment.envelope import (
     unsealed,
 )
 from secure_fed.deployment.home import Home, HomeError, Journal, placed
-from secure_fed.deployment.memberships import FederationCost, NodeLedger, closed, note_accepted
+from secure_fed.deployment.memberships import (
+    FederationCost,
+    NodeLedger,
+    NotAgreedError,
+    closed,
+    keep,
+    note_accepted,
+    note_contact,
+    require_agreed,
+)
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require
 from secure_fed.deployment.problem import of_node
@@ -83,17 +93,20 @@ class Node:
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
         asked, known = "", False
+        charter = self._joined.charter if self._joined else None
         try:
             asked = messages.kind(envelope)
             charter, message = (self._offer if asked == "offer" else self._request)(envelope)
-            known = named(self.home.policy, charter)
+            if known := named(self.home.policy, charter):
+                note_contact(self.home, charter)
             answer, told = self._answered(charter, message, asked)
         except (SecureFedError, PrivacyError, protocol.ProtocolError) as error:
             answer, told = refusal(error), str(error)
             if answer.sentence != told:
                 _log.warning("%s refused: %s", asked, told)
-        name = self._joined.charter.name if self._joined else ""
-        self._journal.note(asked, name, told, refused=isinstance(answer, Refusal), known=known)
+        self._journal.note(
+            asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal), known=known
+        )
         return self._sealed(answer, envelope)
 
     def close(self) -> None:
@@ -117,28 +130,23 @@ class Node:
         charter = self._joined.charter
         return charter, messages.decode(opened(envelope, charter.coordinator, REQUEST, charter.digest))
 
-    def _join(self, charter: Charter) -> None:
-        """Take part in this federation, and leave any other."""
-        number = charter.number(self.home.identity.public)
-        if (name := charter.members[number].name) != self.home.name:
-            raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
-        party = Party(charter, self.home, self._local, self._entropy)
-        self.close()
-        self._joined = party
-
     def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
         """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
         if not isinstance(message, End) and closed(self.home.federation(charter.digest)):
             raise Refused(f"this node's owner has closed the federation {charter.name!r} at this node, for good")
         if isinstance(message, Offer):
             require(self.home.policy, charter)
-            if self._joined is None or self._joined.charter.digest != charter.digest:
-                self._join(charter)
-            number = charter.number(self.home.identity.public)
-            accepted = message.accepted(self.home.identity, charter.digest, number)
-            told = f"accepted as member {number + 1} of {len(charter.members)}"
-            cost = self._joined.cost if self._joined else None
-            return accepted, f"{told}; {cost}" if cost else told
+            if self.home.policy.accept == "ask":
+                require_agreed(self.home, charter, message.charter)
+            party = self._joined
+            if party is None or party.charter.digest != charter.digest:
+                party = Party(charter, self.home, self._local, self._entropy)
+                party.begin(message.charter)
+                self.close()  # it leaves any other federation
+                self._joined = party
+            accepted = message.accepted(self.home.identity, charter.digest, party.number)
+            told = f"accepted as member {party.number + 1} of {len(charter.members)}"
+            return accepted, f"{told}; {party.cost}" if party.cost else told
         if isinstance(message, End):
             self.close()
             return Ended(), "ended"
@@ -154,6 +162,12 @@ class Node:
         if self._joined is None:
             return bare
         return sealed(bare, self.home.identity, ANSWER, self._joined.charter.digest, digest(envelope))
+
+
+def cost_of(home: Home, charter: Charter) -> FederationCost | None:
+    """The cost of a federation to this node, None without a guarantee. Writes nothing. Raises what joining would raise."""
+    local = function_in(home.folder, home.local) if home.local else None
+    return Party(charter, home, local, None).cost
 
 
 def function_in(folder: Path, named: str) -> LocalFunction:
@@ -188,7 +202,7 @@ class Party:
     The member computes every term itself, from the charter and from its own data, as each client of a simulation does. State
     that must outlive the process is in its folder, which only its owner can read:
 
-        accepted.json  the federation's name and cost (`memberships`)
+        charter.json   the signed charter; accepted.json: the federation's name and cost (`memberships`)
         attendance     the rounds that the member took part in: each at most once, and only its own turns
         sessions       the sums for which it opened shares: each at most once
         private/       its place in the owner's ledger, from its first answer to a round on
@@ -201,9 +215,11 @@ class Party:
     """
 
     def __init__(self, charter: Charter, home: Home, local: LocalFunction | None, entropy: Entropy | None) -> None:
-        """BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
+        """Writes nothing. BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
         self.charter = charter
         self.number = charter.number(home.identity.public)
+        if (name := charter.members[self.number].name) != home.name:
+            raise PolicyError(f"the charter calls this node {name!r}, and its own name is {home.name!r}")
         self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
         config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
@@ -225,8 +241,13 @@ class Party:
         if plan is not None:
             self.cost = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
         self.assembly.require_by_trials()
+
+    def begin(self, content: bytes) -> None:
+        """Take part: make the federation's folder, or read it. content: the signed charter."""
+        folder = self._folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note_accepted(folder, charter, self.cost.total if self.cost else None)
+        note_accepted(folder, self.charter, self.cost.total if self.cost else None)
+        keep(folder, content)
         self.assembly.objective.kept.files.append(folder / PASS_SIZES)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
@@ -308,6 +329,7 @@ class Refused(SecureFedError):  # noqa: N818 - the node's decision
 _WHOLE: tuple[type[Expected], ...] = (
     Refused,
     PolicyError,
+    NotAgreedError,
     CharterError,
     EnvelopeError,
     Forged,
