@@ -12,6 +12,7 @@ run as in a simulation, with the same engine, directory, budget and report. Diff
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import struct
 import time
@@ -24,15 +25,17 @@ from typing import Any, Protocol
 from privacy.errors import TurnPassed
 from protocols.client import Here
 from protocols.keys import Identity
-from secure_fed.config import PrivacyConfig, RunConfig
+from protocols.thresholds import colluding, counted_shares, losses, surviving
+from secure_fed.config import PrivacyConfig, RunConfig, SecureAggregationConfig
 from secure_fed.deployment import messages
-from secure_fed.deployment.charter import Charter, Member, faults, neutral
+from secure_fed.deployment.charter import Charter, Member, faults, fingerprint, neutral
 from secure_fed.deployment.envelope import ANSWER, REQUEST, SIGNATURE, Envelope, digest, opened, sealed, unsealed
 from secure_fed.deployment.home import (
     BEGUN,
     CHARTER,
     COORDINATOR,
     COORDINATOR_KEY,
+    MEMBERS_TOML,
     RUN,
     CoordinatorHome,
     HomeError,
@@ -41,6 +44,7 @@ from secure_fed.deployment.home import (
     read_key,
 )
 from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
+from secure_fed.deployment.policy import Policy, objections
 from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ConfigError, ModelError, SecureFedError, TrainingError
 from secure_fed.learning import tasks
@@ -51,8 +55,8 @@ from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods import build
 from secure_fed.report.page import write_report
 from secure_fed.rounds.client_models import require_ranks
-from secure_fed.rounds.cohort import counts_on_secrecy
-from secure_fed.rounds.masked.terms import Registry
+from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
+from secure_fed.rounds.masked.terms import FEWEST, Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.sums import Record
 from secure_fed.rounds.transport import Reply, Request, Staged
@@ -71,7 +75,8 @@ _GOODBYE = 30.0  # seconds
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
-    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
+    """Write and sign the charter of a new federation in the coordinator's folder, and its members for policies. An earlier run
+    there is refused.
 
     config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
     training data.
@@ -107,7 +112,61 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     atomic_write(folder / COORDINATOR, own_toml, private=True)
     (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
+    atomic_write(folder / MEMBERS_TOML, members_toml(charter))
     return charter
+
+
+def notes(charter: Charter) -> Iterator[str]:
+    """What the founder has to know: the colluding members and losses that a round withstands, and what nodes may refuse."""
+    config = charter.config
+    masks, cohort = config.secure_aggregation, cohort_size(config, len(charter.members))
+    if masks.enabled:
+        most = losses(cohort, corrupt=masks.corrupt, active=masks.active)
+        left_out = cohort - surviving(cohort, masks.dropout)
+        corrupt = colluding(cohort, masks.corrupt)
+        yield f"of a round's {cohort} members {corrupt} may collude with the coordinator, and {left_out} may vanish"
+        if not left_out:
+            remedy = f"secure_aggregation.dropout = {math.ceil(100 / cohort) / 100:g} lets a round survive a loss"
+            if not most:
+                passive = losses(cohort, corrupt=masks.corrupt, active=False)
+                remedy = "only more members can change that" + (", or active = false" if passive else "")
+            yield f"no loss is survived: a round in which one member vanishes is lost, and its charges stay; {remedy}"
+    for sentence in objections(Policy(coordinators=(fingerprint(charter.coordinator),)), charter):
+        yield f"nodes with the default policy refuse it: {sentence}"
+
+
+def sizes(cohorts: Iterable[int]) -> str:
+    """A table of the losses and colluders that a round of so many members withstands, at the default shares."""
+    masks = SecureAggregationConfig()
+    head = (
+        "members in a round",
+        "may collude",
+        "may vanish",
+        "at most, active",
+        "at most, not active",
+        "shares of noise",
+    )
+    rows: list[Sequence[object]] = [head, ["---"] * len(head)]
+    for cohort in cohorts:
+        if cohort < FEWEST:
+            rows.append([cohort, "no masked sum", *[""] * 4])
+            continue
+        most = [losses(cohort, corrupt=masks.corrupt, active=active) for active in (True, False)]
+        vanish, shares = cohort - surviving(cohort, masks.dropout), counted_shares(cohort, masks.corrupt, masks.dropout)
+        rows.append([cohort, colluding(cohort, masks.corrupt), vanish, *most, shares])
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def members_toml(charter: Charter) -> str:
+    """The line `members` for the policy of each node, to be compared with what the owners know of each other."""
+    head = [
+        f"# The members of {charter.name}. Compare each fingerprint with its owner, by telephone or on paper, then put these",
+        "# lines into [policy] of node.toml: the node then admits no charter with another key.",
+        "members = [",
+    ]
+    return (
+        "\n".join([*head, *(f'  "{fingerprint(one.identity)}",  # {one.name}' for one in charter.members), "]"]) + "\n"
+    )
 
 
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
@@ -160,14 +219,16 @@ def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
 
 
 def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
-    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
+    """Refuse a federation that cannot run, or whose noise alone takes the model to chance: each node would pay for it with its
+    data's budget.
 
     The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
     """
     terms = charter.config
+    assembly = assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter))
     if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
         return
-    harm = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter)))
+    harm = probe(assembly)
     if harm is not None:
         require_worth(harm.to_dict(), terms, paid=True)
 

@@ -10,6 +10,7 @@ node           node.toml          data, model and policy, written by its owner
 coordinator    coordinator.toml   its test data and other settings of its own
                coordinator.key    the private half of its key
                charter.json       signed: the members, and the terms of the run
+               members.toml       their fingerprints, for the owners to compare and to put into their policies
                run/               the run directory
 """
 
@@ -42,6 +43,7 @@ NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "f
 LEDGER = "ledger.sqlite"
 JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
+MEMBERS_TOML = "members.toml"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")

@@ -99,7 +99,7 @@ class Node:
             charter, message = (self._offer if asked == "offer" else self._request)(envelope)
             if known := named(self.home.policy, charter):
                 note_contact(self.home, charter)
-            answer, told = self._answered(charter, message, asked)
+            answer, told = self._answered(charter, message, asked, digest(envelope))
         except (SecureFedError, PrivacyError, protocol.ProtocolError) as error:
             answer, told = refusal(error), str(error)
             if answer.sentence != told:
@@ -130,8 +130,11 @@ class Node:
         charter = self._joined.charter
         return charter, messages.decode(opened(envelope, charter.coordinator, REQUEST, charter.digest))
 
-    def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
-        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
+    def _answered(self, charter: Charter, message: Message, asked: str, sent: bytes) -> tuple[Message, str]:
+        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew.
+
+        sent: the envelope's digest.
+        """
         if not isinstance(message, End) and closed(self.home.federation(charter.digest)):
             raise Refused(f"this node's owner has closed the federation {charter.name!r} at this node, for good")
         if isinstance(message, Offer):
@@ -153,7 +156,7 @@ class Node:
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
-        answer = self._joined.answer(message)
+        answer = self._joined.answer(message, sent)
         done = "left, since too few others are there" if answer is None else "answered"
         return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
 
@@ -220,6 +223,8 @@ class Party:
         self.number = charter.number(home.identity.public)
         if (name := charter.members[self.number].name) != home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {home.name!r}")
+        self._answered: set[bytes] = set()  # digests of the requests so far
+        self._asked = 0  # the latest round of a request
         self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
         config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
@@ -252,12 +257,17 @@ class Party:
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()
+        last = self._attendance.last(self.number)
+        self._earliest = 0 if last is None else last + 1
 
-    def answer(self, ask: Request | Stage) -> Reply | Staged | None:
+    def answer(self, ask: Request | Stage, sent: bytes) -> Reply | Staged | None:
         """The answer to a request; None where too few members are left for this member to stay in the round.
 
-        The whole plan is reserved before the first answer of all, whatever the request is. BudgetExhausted if it does not fit.
+        sent: the digest of the signed envelope. A repeated request, and one of an earlier round, is refused before anything
+        else: it costs nothing, and the round that is under way goes on. The whole plan is reserved before the first answer of
+        all, whatever the request is. BudgetExhausted if it does not fit.
         """
+        self._require_new(ask, sent)
         self._reserve()
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
             self._attendance.enter(self.number, ask.round)
@@ -268,6 +278,21 @@ class Party:
 
     def close(self) -> None:
         self._during.close()
+
+    def _require_new(self, ask: Request | Stage, sent: bytes) -> None:
+        """Refused for a request that was there before, and for a round before the last one that this member took part in or was
+        asked for; for that last one too if an earlier process took part in it, whose keys are gone.
+        """
+        if ask.round < max(self._earliest, self._asked):
+            last = self._attendance.last(self.number)
+            took = "was asked for a later one" if last is None else f"took part in round {last + 1}"
+            raise Refused(f"round {ask.round + 1} is over for this node, which {took}: this is an old request")
+        if sent in self._answered:
+            raise Refused(
+                f"this node has got this request of round {ask.round + 1} before: somebody on the way repeats it"
+            )
+        self._answered.add(sent)
+        self._asked = ask.round
 
     def _reserve(self) -> None:
         """Reserve the federation's whole plan in the owner's ledger, once."""

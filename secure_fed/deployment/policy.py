@@ -55,9 +55,12 @@ class Policy:
     secure_aggregation: bool = key(
         True, "every federation has to mask contributions, so that the server sees sums alone"
     )
-    active: bool = key(False, "and against a server that lies about keys and members, too")
+    active: bool = key(True, "and against a server that lies about keys and members, too")
     least_corrupt: float = key(
-        0.1, "the least share of colluding members that masks have to withstand", at_least=0.0, below=0.5
+        0.1,
+        "the least share of colluding members that masks have to withstand; among three or more it counts as at least one",
+        at_least=0.0,
+        below=0.5,
     )
 
 

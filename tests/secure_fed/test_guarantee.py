@@ -135,7 +135,7 @@ LIES = (
 KEYS = "the party that distributes the clients' signing keys is trusted to distribute the right ones"
 DRAWN = "the server is trusted: before it adds the noise it sees sums over the clients that it draws, possibly a single one;"
 COHORT = "the server is trusted: before it adds the noise it sees sums over a round's clients;"
-COLLUDING = "while at most 20 % of a round's clients (rounded down) collude with it"
+COLLUDING = "while at most 20 % of a round's clients (rounded up) collude with it"
 OWN = "nobody but the client's own machine"
 TRUST: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "central": (POISSON, ("the server is trusted: it sees every contribution before it adds the noise",)),
@@ -177,10 +177,11 @@ def test_of_a_server_that_may_lie_coins_draw_no_client_alone() -> None:
     assert "sums over the clients that it draws, of whom at least two are honest." in alone
 
 
-def test_nobody_may_collude_where_so_few_take_part() -> None:
-    said = stated(federation({**SHARES, "secure_aggregation.corrupt": 0.1}, sizes=[4] * 5)).trust
-    assert "colluding with none of the 5 clients invited to a sum" in said
-    assert "counts on 4 shares of noise" in said
+def test_one_may_collude_where_so_few_take_part_unless_the_share_is_none() -> None:
+    for share, colluding, shares in ((0.1, "at most 1", 3), (0.0, "none", 4)):
+        said = stated(federation({**SHARES, "secure_aggregation.corrupt": share}, sizes=[4] * 5)).trust
+        assert f"colluding with {colluding} of the 5 clients invited to a sum" in said
+        assert f"counts on {shares} shares of noise" in said
     central = {**NOISE, **MASKED, "federation.cohort": 5, "secure_aggregation.corrupt": 0.0}
     assert "while no client colludes with it" in stated(federation(central, sizes=[4] * 5)).trust
 

@@ -274,7 +274,7 @@ def test_an_unfinished_run_tells_what_it_took_so_far(run_folder: RunFolder) -> N
     text = told(run_folder(3, planned=20, finished=False, edit=masked("distributed")))
     assert "sent by the clients 3.70 MB" in text
     assert "threshold" not in text.split("Every setting")[0]
-    assert "at most 30 % of a round's clients, rounded down, collude with the server" in text
+    assert "at most 30 % of a round's clients, rounded up, collude with the server" in text
 
 
 def test_a_refused_message_is_no_update_with_strange_numbers(run_folder: RunFolder) -> None:

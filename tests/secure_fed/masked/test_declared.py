@@ -95,7 +95,7 @@ def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allo
     """Against the exact probability, in rational numbers."""
     built = build()
     terms = replace(built.assembly.masks.sums.terms, invited=cohort)  # type: ignore[union-attr]
-    fewest = max(3, cohort // 20 + 2) + cohort // 20
+    fewest = max(3, -(-cohort // 20) + 2) + cohort // 20
     drawn, others = Fraction(cohort, clients), 1 - Fraction(cohort, clients)
     fewer = sum(math.comb(clients, k) * drawn**k * others ** (clients - k) for k in range(fewest))
     assert bool(fewer <= 2.0**-40) is allowed

@@ -72,7 +72,7 @@ def test_a_federation_of_two_has_no_masks() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({f"{S}corrupt": 0.45, f"{S}dropout": 0.45}, r"lower corrupt or dropout"),
+        ({f"{S}corrupt": 0.4, f"{S}dropout": 0.45}, r"lower corrupt or dropout"),
         ({f"{S}corrupt": 0.3, f"{S}dropout": 0.3, f"{S}active": True}, r"lower dropout to at most|lower both"),
         ({f"{S}neighbours": 3}, r"even|neighbours"),
         ({f"{S}neighbours": 2, f"{S}corrupt": 0.2}, r"raise neighbours|neighbours"),
