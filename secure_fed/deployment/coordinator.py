@@ -5,7 +5,7 @@ run as in a simulation, with the same engine, directory, budget and report. Diff
 
 - its transport is `Links`, which matches nodes with members and checks their answers;
 - before a round begins it waits until enough members can be reached (`Settings.wait`);
-- a round that was begun and not finished is lost, whatever interrupted it, and never repeated: its members have trained for it
+- a round that was begun and not finished is lost, whatever interrupted it, and never repeated: members may have trained for it
   and refuse a second time (`Gate`). So a killed coordinator resumes with the next round.
 """
 
@@ -59,7 +59,7 @@ from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
 from secure_fed.rounds.masked.terms import FEWEST, Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.sums import Record
-from secure_fed.rounds.transport import Reply, Request, Staged
+from secure_fed.rounds.transport import Reply, Request, Stage, Staged
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.budget import require_made
 from secure_fed.runs.directory import CONFIG
@@ -68,6 +68,8 @@ from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.run import Result, run
 from secure_fed.tensors.tensors import Layout
 
+_OFFER = 30.0  # seconds in which a node answers an offer, and for which a round waits for a member that was lost
+_LONGEST = 900.0  # seconds between two offers to a node that does not answer
 _AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
 _MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
 _PAUSE = 1.0  # seconds between two checks for reachable members
@@ -298,7 +300,7 @@ def line_of(record: Record, rounds: int, task: str) -> str:
     found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
     if "masked" in record and record["masked"].get("survivors") is not None:
         found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
-    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
+    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB of content up", f"{record['seconds']:.0f} s"])
 
 
 @dataclass
@@ -320,7 +322,9 @@ class Gate:
         """`Server.charge`, after the gate's checks. TurnPassed if the round cannot begin and is lost."""
         if round_ != self._own:
             if round_ < self._begun():
-                raise TurnPassed(f"round {round_ + 1} was interrupted, and its members have trained for it")
+                raise TurnPassed(
+                    f"round {round_ + 1} was interrupted, and members may have trained for it: it is not repeated"
+                )
             self._wait(round_)
         self.assembly.server.charge(round_, pass_name)
         if round_ != self._own:
@@ -350,23 +354,28 @@ class Carrier(Protocol):
     def nodes(self) -> set[int]:
         """The nodes that can be reached now."""
 
-    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        """The answers as they arrive, until all have arrived or the time is over."""
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope] | None]:
+        """The answers as they arrive, until all have arrived or the time is over; None now and then while none arrives."""
 
 
 @dataclass
 class Links:
     """`Transport` over a carrier: the members that can be reached.
 
-    Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last
-    request got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a
-    signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node
-    number, and a node that returns takes part from the next round on.
+    The coordinator offers its charter to every new node, and again to every member whose last request got no usable answer: its
+    node may have been started anew, under the same number. A node that accepts proves by a signature over a fresh nonce that it
+    has a member's key. So members are identified by their keys, not by machine or node number, and a node that returns takes
+    part from the next round on.
 
     A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else
     (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
 
-    deadline: the seconds that a stage may take. say: gets each problem in one line.
+    A silent member costs one deadline, in the stage in which it falls silent, and one `_OFFER` before the next round. Then the
+    rounds go on without it: offers are answered while rounds run, and are repeated after pauses that double. A member that
+    returns and falls silent again is offered the charter after pauses of deadlines that double, until it has ended a round.
+    Nodes that are nobody's are offered the charter in the same way, and nothing waits for them.
+
+    deadline: the seconds that a stage may take. say: gets each problem, and each wait, in one line.
     """
 
     carrier: Carrier
@@ -375,8 +384,15 @@ class Links:
     deadline: float
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
-    _refused: dict[int, float] = field(default_factory=dict)  # the time until which a node gets no new offer
+    _offers: list[tuple[Iterator[Any], dict[int, Offer]]] = field(default_factory=list)  # under way
+    _later: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # of a node: when it gets an offer, and its last pause
     _unsure: set[int] = field(default_factory=set)  # members whose last request got no usable answer
+    _silences: dict[int, int] = field(default_factory=dict)  # of a member, since it ended a round
+    _absent: set[int] = field(default_factory=set)  # members for which no round waits any more
+    _told: dict[int, str] = field(default_factory=dict)  # of a node: the last line about it
+    _begun: bool = False
 
     @property
     def present(self) -> frozenset[int]:
@@ -384,37 +400,51 @@ class Links:
         return frozenset(self._node)
 
     def greet(self) -> None:
-        """Offer the charter to new nodes, and to members that gave no usable answer, to find out which members are there."""
-        there = self.carrier.nodes()
+        """Offer the charter to new nodes, and to members that gave no usable answer, and read the answers so far. Waits for
+        nobody.
+        """
+        there, now = self.carrier.nodes(), time.monotonic()
         known = {member: node for member, node in self._node.items() if member not in self._unsure}
         self._node = {member: node for member, node in known.items() if node in there}
         self._unsure.clear()
-        refused = {node for node, until in self._refused.items() if time.monotonic() < until}
-        new = there - set(self._node.values()) - refused
-        if not new:
-            return
-        text = self.charter.signed(self.identity)
-        offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in new}
-        asked = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
-        for node, envelope in self.carrier.exchange(asked, self.deadline):
-            self._welcome(node, offers[node], envelope)
+        asked = {node for _, offers in self._offers for node in offers}
+        resting = {node for node, (until, _) in self._later.items() if now < until}
+        if new := there - set(self._node.values()) - asked - resting:
+            text = self.charter.signed(self.identity)
+            offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in sorted(new)}
+            sent = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
+            self._offers.append((self.carrier.exchange(sent, self._patience), offers))
+        self._welcome_all()
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         """The answers that members give before the deadline."""
         member_of = {self._node[member]: member for member in requests if member in self._node}
         self._unsure.update(member_of.values())
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
-        for node, envelope in self.carrier.exchange(asked, self.deadline):
+        late, begun = False, time.monotonic()
+        for found in self.carrier.exchange(asked, self.deadline):
+            if found is None:
+                self._welcome_all()
+                if not late and (late := time.monotonic() - begun > _OFFER):
+                    self.say(f"waiting for {self._names(member_of.values())}, at most {self.deadline:g} s in all")
+                continue
+            node, envelope = found
             member = member_of.pop(node, None) if node in asked else None
             if member is not None:
                 answer = self._answer(member, asked[node], envelope)
                 if fits(answer, requests[member]) and may_count(self.charter, member, answer):
                     self._unsure.discard(member)
+                    if not isinstance(requests[member], Stage) or requests[member].name == "unmask":
+                        self._silences.pop(member, None)
                     yield answer
                 elif answer is not None:
-                    self.say(f"{self._name(member)} refuses: its answer does not fit the request")
+                    self.say(f"{self._names([member])} refuses: its answer does not fit the request")
         for node, member in member_of.items():
-            self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
+            self.say(f"{self._names([member])} did not answer in {self.deadline:g} s")
+            self._silences[member] = silences = self._silences.get(member, 0) + 1
+            if silences > 1:
+                self._absent.add(member)
+                self._later[node] = time.monotonic() + self.deadline * 2.0 ** (silences - 2), _OFFER
             if node not in self.carrier.nodes():
                 self._node.pop(member, None)
 
@@ -425,20 +455,53 @@ class Links:
             pass
 
     def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
-        """Wait at most `seconds` until `least` of these members can be reached. Returns whether they can."""
-        wanted, until = set(members), time.monotonic() + seconds
-        said = False
+        """Wait until all of these members can be reached, or `least` of them while the others are late. Returns whether `least`
+        can be reached after at most `seconds`.
+
+        Late is a member that is missing after `_OFFER`; a deadline, before the first round, since its node may be loading the
+        model. No later round waits for it, until it is back.
+        """
+        wanted, begun = set(members), time.monotonic()
+        patience, self._begun, said = min(seconds, self._patience if self._begun else self.deadline), True, ""
         while True:
             self.greet()
-            if len(wanted & self.present) >= least:
+            missing, passed = wanted - self.present, time.monotonic() - begun
+            enough = len(wanted) - len(missing) >= least
+            if enough and not missing - self._absent:
                 return True
-            if time.monotonic() >= until:
-                return False
-            if not said:
-                missing = ", ".join(sorted(self._name(one) for one in wanted - self.present)[:8])
-                self.say(f"waiting for {least - len(wanted & self.present)} more of {missing}")
-                said = True
+            if passed >= patience and missing - self._absent:
+                self._absent |= missing
+                if enough:
+                    self.say(f"going on without {self._names(missing)}")
+                    return True
+            if passed >= seconds:
+                return enough
+            waits = f"waiting for {self._names(missing)}: {least} of {len(wanted)} are enough"
+            if waits != said:
+                self.say(waits)
+                said = waits
             time.sleep(_PAUSE)
+
+    @property
+    def _patience(self) -> float:
+        return min(self.deadline, _OFFER)
+
+    def _welcome_all(self) -> None:
+        """Read the answers to offers that have arrived. Also during a stage, since they expire."""
+        self._offers = [one for one in self._offers if self._arriving(*one)]
+
+    def _arriving(self, answers: Iterator[Any], offers: dict[int, Offer]) -> bool:
+        """Read the answers to these offers that have arrived. Returns whether more may come."""
+        for found in answers:
+            if found is None:
+                return True
+            node, envelope = found
+            if (offer := offers.pop(node, None)) is not None:
+                self._welcome(node, offer, envelope)
+        for node in offers:  # no answer in time
+            pause = min(2 * self._later.get(node, (0.0, _OFFER / 2))[1], _LONGEST)
+            self._later[node] = time.monotonic() + pause, pause
+        return False
 
     def _sealed(self, envelope: Envelope) -> Envelope:
         return sealed(envelope, self.identity, REQUEST, self.charter.digest)
@@ -452,15 +515,20 @@ class Links:
         if isinstance(found, Accepted) and 0 <= found.member < len(self.charter.members):
             if offer.accepted_by(self.charter.members[found.member].identity, self.charter.digest, found):
                 if found.member not in self._node:
-                    self.say(f"{self._name(found.member)} is connected")
+                    self.say(f"{self._names([found.member])} is connected")
                 self._node[found.member] = node
+                self._absent.discard(found.member)
+                self._later.pop(node, None)
+                self._told.pop(node, None)
                 return
             found = Refusal(
-                "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
+                "Forged", f"it says that it is {self._names([found.member])}, and does not have that member's key"
             )
-        self._refused[node] = time.monotonic() + _AGAIN
+        self._later[node] = time.monotonic() + _AGAIN, _OFFER / 2
         sentence = found.sentence if isinstance(found, Refusal) else "its message does not answer the charter"
-        self.say(f"node {node} does not take part: {sentence}")
+        if self._told.get(node) != sentence:
+            self._told[node] = sentence
+            self.say(f"node {node} does not take part: {sentence}")
 
     def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
         """The member's answer; None if there is no readable answer."""
@@ -477,14 +545,18 @@ class Links:
         if isinstance(found, Staged | Reply):
             return found
         if isinstance(found, Left):
-            self.say(f"{self._name(member)} left the round: too few other members were left to hide its contribution")
+            self.say(
+                f"{self._names([member])} left the round: too few other members were left to hide its contribution"
+            )
         else:
             why = found.sentence if isinstance(found, Refusal) else "its answer does not fit the request"
-            self.say(f"{self._name(member)} refuses: {why}")
+            self.say(f"{self._names([member])} refuses: {why}")
         return None
 
-    def _name(self, member: int) -> str:
-        return self.charter.members[member].name
+    def _names(self, members: Iterable[int]) -> str:
+        """The names of these members, of many the first ones."""
+        names = [self.charter.members[member].name for member in sorted(members)]
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if names[8:] else "")
 
 
 def fits(answer: Any, asked: Any) -> bool:
