@@ -28,6 +28,7 @@ from protocols.client import OneClient
 from protocols.record import OnDisk
 from secure_fed.config.run_config import find
 from secure_fed.deployment import messages
+from secure_fed.deployment.charter import MOST_BYTES as MOST_CHARTER
 from secure_fed.deployment.charter import Charter, CharterError
 from secure_fed.deployment.envelope import (
     ANSWER,
@@ -75,6 +76,7 @@ from secure_fed.runs.budget import RunBudget, name_in_ledger
 from secure_fed.runs.directory import ATTENDANCE
 
 _log = logging.getLogger(__name__)
+_BESIDE = 10_000  # bytes for each member in a message of the protocol, at most
 
 
 class Node:
@@ -108,6 +110,11 @@ class Node:
             asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal), known=known
         )
         return self._sealed(answer, envelope)
+
+    @property
+    def most(self) -> int:
+        """The bytes that an envelope's arrays may have: a charter's, or those of the federation's largest message."""
+        return self._joined.most if self._joined else MOST_CHARTER + _BESIDE
 
     def close(self) -> None:
         if self._joined:
@@ -241,6 +248,9 @@ class Party:
                 f"the federation's {charter.model_digest[:16]}...: take the same model as the coordinator, and set model in "
                 "node.toml to its folder"
             )
+        # A request carries at most the state and the means of earlier passes, none with more numbers than the model.
+        numbers = sum(one.numel() for one in problem.model.parameters())
+        self.most = MOST_CHARTER + _BESIDE * len(charter.members) + 3 * 8 * numbers
         plan = self.assembly.protection.plan
         self.cost: FederationCost | None = None
         if plan is not None:

@@ -303,7 +303,7 @@ def test_the_session_and_every_header_are_as_described(read: Reading) -> None:
     kinds = {"advertise": 1, "share": 3, "mask": 4, "consistency": 5, "unmask": 6}
     for name, message in read.recorded["said"].items():
         stage, me = name.split()
-        header = b"SFSA" + bytes([2, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
+        header = b"SFSA" + bytes([3, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
         assert bytes.fromhex(message)[:48] == header
 
 

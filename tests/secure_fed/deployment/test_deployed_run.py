@@ -246,6 +246,26 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
     assert isinstance(replayed, Refusal), "a stage without the ones before it"
 
 
+@pytest.mark.parametrize(
+    "tables", [(MASKED, SKETCHED), (MASKED, {"method": {"name": "fedft"}})], ids=["sketched", "whole"]
+)
+def test_every_message_of_a_run_is_within_the_bound_for_unsigned_ones(tmp_path: Path, tables: Any) -> None:
+    party = deployed(tmp_path, *tables)
+    alone = party.carrier.nodes_[100].most
+    assert alone < 17_000_000, "a node of no federation reads charters alone"
+    bounds: list[int] = []
+
+    def within(number: int, asked: Envelope, answer: Envelope) -> Envelope:
+        node = party.carrier.nodes_[number]
+        assert sum(array.nbytes for array in asked.arrays.values()) <= node.most
+        bounds.append(node.most)
+        return answer
+
+    party.carrier.touch = within
+    party.conduct()
+    assert alone < max(bounds) < 40_000_000
+
+
 def test_replayed_requests_cost_the_round_under_way_nothing(tmp_path: Path) -> None:
     """Before each stage of round 2, somebody on the way replays all that node 101 has got, and other nodes' requests to it."""
     party = deployed(tmp_path, MASKED)
