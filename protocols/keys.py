@@ -6,6 +6,11 @@ derivation    HKDF-SHA256, salted with the session
 channel       ChaCha20-Poly1305; every key is derived for one message, so the nonce is zero
 pairs         a channel each way, and one mask, as a client's `Agreements` give them
 
+Both public keys of a pair enter the derivation of its keys, beside the secret that X25519 gives. That secret does not determine
+them: scalars are multiples of 8, so a key agrees on the same secret with P and with P plus any point of small order, and with
+every encoding of P. A server could hand one client such a twin of another's key, and the two would share a secret although
+they do not see the same two keys. With the keys in the derivation they share nothing then.
+
 The mask of clients i and j is PRG(s_ij), with s_ij derived from their mask keys. The client with the smaller id adds it and the
 other subtracts it, so it cancels in a sum over both. A holder of either one's private mask key can compute it.
 """
@@ -194,9 +199,12 @@ def _registry(invited: tuple[tuple[int, bytes | None], ...]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
-def derive(secret: Secret, session: bytes, purpose: str, *ids: int) -> Secret:
-    """(32,) a key for one purpose between these parties, in this order, in this session of 32 bytes."""
-    return _expanded(_extracted(secret, session), purpose, *ids)
+def derive(secret: Secret, session: bytes, purpose: str, *ids: int, publics: bytes = b"") -> Secret:
+    """(32,) a key for one purpose between these parties, in this order, in this session of 32 bytes.
+
+    publics: their public keys, in the same order.
+    """
+    return _expanded(_extracted(secret, session), purpose, *ids, publics=publics)
 
 
 def _extracted(secret: Secret, session: bytes) -> Secret:
@@ -204,9 +212,9 @@ def _extracted(secret: Secret, session: bytes) -> Secret:
     return Secret(hmac.digest(session, secret.reveal(), "sha256"))
 
 
-def _expanded(extracted: Secret, purpose: str, *ids: int) -> Secret:
+def _expanded(extracted: Secret, purpose: str, *ids: int, publics: bytes) -> Secret:
     """The second half of HKDF (RFC 5869, 2.3): the first block, HMAC-SHA256 of the context and a one."""
-    info = _encoded(purpose, struct.pack(f"<{len(ids)}I", *ids), b"")
+    info = _encoded(purpose, struct.pack(f"<{len(ids)}I", *ids), publics)
     return Secret(hmac.digest(extracted.reveal(), info + b"\x01", "sha256"))
 
 
@@ -234,14 +242,17 @@ def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: 
 
     It also removes the mask that `other` added for `me`.
     """
-    secret = derive(key.agree(public), session, "mask", min(me, other), max(me, other))
-    return secret, 1 if other > me else -1
+    pair, publics = (me, other), key.public + public
+    if other < me:
+        pair, publics = (other, me), public + key.public
+    return derive(key.agree(public), session, "mask", *pair, publics=publics), 1 if other > me else -1
 
 
 def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Channel:
     """The keys for messages from `me` to `other`, and back. Each seals one message of a session."""
-    extracted = _extracted(key.agree(public), session)
-    return _expanded(extracted, "share", me, other), _expanded(extracted, "share", other, me)
+    extracted, mine = _extracted(key.agree(public), session), key.public
+    there = _expanded(extracted, "share", me, other, publics=mine + public)
+    return there, _expanded(extracted, "share", other, me, publics=public + mine)
 
 
 class Agreements(Protocol):

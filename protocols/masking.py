@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -65,6 +66,10 @@ class FixedPoint:
             raise RangeError(
                 f"{self.clients} clients leave no room for coordinates up to {self.bound:g} in words of {self.bits} bits: "
                 "use words of 64 bits, or fewer clients"
+            )
+        if self.clients * self.largest / Fraction(self.scale) > Fraction(sys.float_info.max):
+            raise RangeError(
+                f"a sum of {self.clients} coordinates up to {self.bound:g} is beyond the largest float: lower the bound"
             )
 
     @cached_property

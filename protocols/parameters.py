@@ -30,7 +30,7 @@ from typing import TypeGuard
 from protocols.errors import ParameterError
 from protocols.keys import registry_digest
 
-PROTOCOL = 2
+PROTOCOL = 3
 _TITLE = b"secure-fed/session"
 SERVER = 2**32 - 1  # the server's number; clients have smaller ones
 WORDS = (32, 64)

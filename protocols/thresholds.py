@@ -2,8 +2,9 @@
 
 `choose` compares graphs by exact hypergeometric probabilities and union bounds, and returns a `Choice`.
 
-Let n clients be invited, C = floor(corrupt n) of them be corrupt, D = floor(dropout n) drop out, and S = n - D be the least
-number of survivors whose sum is released.
+Let n clients be invited, C = ceil(corrupt n) of them be corrupt, D = floor(dropout n) drop out, and S = n - D be the least
+number of survivors whose sum is released. Any share above 0 thus means at least one corrupt client. Of two clients C are
+floor(corrupt n), since a sum of two hides nothing from one of them.
 
 Complete graph. All other clients hold each client's shares, c = C of them corrupt: nothing is random, and `failure` is 0. Each
 client keeps S - 1 holders, so with t <= S - 1 `abort` is 0.
@@ -119,8 +120,10 @@ def surviving(clients: int, dropout: float) -> int:
 
 
 def colluding(clients: int, corrupt: float) -> int:
-    """The number of clients that are assumed to collude with the server."""
-    return _count(corrupt, clients)
+    """The number of clients that are assumed to collude with the server: among three or more at least one, unless the share is
+    0.
+    """
+    return math.ceil(_exactly(corrupt) * clients) if clients > 2 else _count(corrupt, clients)
 
 
 def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
@@ -128,9 +131,19 @@ def counted_shares(clients: int, corrupt: float, dropout: float) -> int:
     return max(0, surviving(clients, dropout) - colluding(clients, corrupt))
 
 
+def losses(clients: int, *, corrupt: float, active: bool) -> int:
+    """The most of so many clients that a sum on a complete graph can lose, as `dropout` allows; below 0: there is no sum."""
+    return clients - _Case(clients, colluding(clients, corrupt), 0, active, 40).least_survivors
+
+
 def _count(share: float, clients: int) -> int:
-    """floor(share clients), where 0.29 is 29 / 100 and not the binary fraction just below it."""
-    return math.floor(Fraction(str(share)) * clients)
+    """floor(share clients)"""
+    return math.floor(_exactly(share) * clients)
+
+
+def _exactly(share: float) -> Fraction:
+    """0.29 is 29 / 100, and not the binary fraction just below it."""
+    return Fraction(str(share))
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,11 @@ class _Case:
         """Active: 2 t > h + c; passive: t > c."""
         return (holders + corrupt) // 2 + 1 if self.active else corrupt + 1
 
+    @property
+    def least_survivors(self) -> int:
+        """Two of them are honest, and each one has as many other holders as the least threshold."""
+        return max(self.corrupt + 2, self.least_threshold(self.clients - 1, self.corrupt) + 1)
+
     def check(self) -> None:
         """ParameterError if not even a complete graph is safe and can finish. A random ring only needs more."""
         if self.survivors < self.corrupt + 2:
@@ -160,7 +178,7 @@ class _Case:
             )
         others = self.clients - 1
         least = self.least_threshold(others, self.corrupt)
-        if least <= self.survivors - 1:
+        if self.survivors >= self.least_survivors:
             return
         remedies = []
         if (missing := others - least) >= 0:

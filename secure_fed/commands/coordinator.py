@@ -16,6 +16,9 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     found.set_defaults(run=_found)
     show = actions.add_parser("show", help="print the charter: members, keys and terms")
     show.set_defaults(run=_show)
+    sizes = actions.add_parser("sizes", help="how many members may collude or vanish, by the number in a round")
+    sizes.set_defaults(run=_sizes)
+    sizes.add_argument("members", type=int, nargs="*", default=(2, 3, 4, 5, 8), metavar="N", help="default: 2 3 4 5 8")
     for action in (init, found, show):
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the coordinator's folder")
     found.add_argument("cards", type=Path, nargs="+", metavar="CARD", help="card.json of a node")
@@ -40,8 +43,8 @@ def _init(chosen: argparse.Namespace) -> None:
 def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.config import RunConfig
     from secure_fed.deployment.charter import MEMBERS
-    from secure_fed.deployment.coordinator import found
-    from secure_fed.deployment.home import CHARTER, read_card
+    from secure_fed.deployment.coordinator import found, notes
+    from secure_fed.deployment.home import CHARTER, MEMBERS_TOML, read_card
     from secure_fed.report.terminal import doing
 
     members = [read_card(card) for card in chosen.cards]
@@ -50,22 +53,19 @@ def _found(chosen: argparse.Namespace) -> None:
         say("checking the settings, and what the noise alone does to the model")
         charter = found(chosen.folder, config, members, chosen.name)
     print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")
+    print(f"{chosen.folder / MEMBERS_TOML}: their fingerprints, for owners to compare and to put into their policies")
+    for sentence in notes(charter):
+        print(f"secure-fed: {sentence}", file=sys.stderr)
+
+
+def _sizes(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment.coordinator import sizes
+
+    print(sizes(chosen.members))
 
 
 def _show(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment.charter import fingerprint
     from secure_fed.deployment.home import CoordinatorHome
 
     charter = CoordinatorHome.load(chosen.folder).charter
-    config = charter.config
-    if chosen.json:
-        print(charter.text)
-        return
-    privacy = config.privacy
-    promise = "no guarantee" if privacy.unit == "none" else f"{privacy.unit}s protected, epsilon {privacy.epsilon}"
-    print(f"{charter.name}: {config.method.name} of {config.model.name}, {config.federation.rounds} rounds, {promise}")
-    print(f"coordinator  {fingerprint(charter.coordinator)}")
-    # The name, which its owner chooses, comes last: it cannot imitate the fields before it.
-    for member in charter.members:
-        units = "" if member.examples is None else f"{member.examples} units  "
-        print(f"member       {fingerprint(member.identity)}  {units}{member.name}")
+    print(charter.text if chosen.json else "\n".join(charter.described()))

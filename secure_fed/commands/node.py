@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import calendar
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,12 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     init.set_defaults(run=_init)
     card = actions.add_parser("card", help="write the card anew, after a change of name or units in node.toml")
     card.set_defaults(run=_card)
+    does = "what a charter asks, what it would cost, and what this node answers; changes nothing"
+    check = actions.add_parser("check", help=does, description=does)
+    check.set_defaults(run=_check)
+    agreeing = 'accept a federation that waits for this node\'s owner (accept = "ask" in node.toml)'
+    accept = actions.add_parser("accept", help=agreeing, description=agreeing)
+    accept.set_defaults(run=_accept)
     agent = actions.add_parser("agent", help="take part: the half that has key, ledger and data, for `connect`")
     agent.set_defaults(run=_agent)
     connect = actions.add_parser(
@@ -27,16 +35,22 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     connect.set_defaults(run=_connect)
     running = actions.add_parser("run", help="take part, with both halves under one user: for trials")
     running.set_defaults(run=_run)
-    status = actions.add_parser("status", help="requests to this node, its refusals, its federations, and its budget")
+    shows = "requests to this node, its refusals, its federations, and its budget"
+    meaning = (
+        "exit status: 0 healthy, 1 not connected, 2 the last request was refused, or a federation waits for its owner"
+    )
+    status = actions.add_parser("status", help=shows, description=shows, epilog=meaning)
     status.set_defaults(run=_status)
     closing = "close a federation at this node for good, and give back a reservation for which the node made no step"
     release = actions.add_parser("release", help=closing, description=closing)
     release.set_defaults(run=_release)
     replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
     replace.set_defaults(run=_replace_key)
-    for action in (init, card, agent, running, status, release, replace):
+    for action in (init, card, check, accept, agent, running, status, release, replace):
         action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
-    release.add_argument("federation", metavar="FEDERATION", help="its name, or the first digits of its digest")
+    check.add_argument("charter", type=Path, metavar="CHARTER", help="charter.json of the coordinator")
+    for action in (accept, release):
+        action.add_argument("federation", metavar="FEDERATION", help="its name, or the first digits of its digest")
     init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
     init.add_argument(
         "--coordinator", required=True, metavar="FINGERPRINT", help="fingerprint of the coordinator's key"
@@ -67,6 +81,13 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
             "--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)"
         )
     status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.add_argument(
+        "--silent",
+        type=float,
+        default=3600.0,
+        metavar="SECONDS",
+        help="not connected after so long without a request of a federation that goes on (default: 3600)",
+    )
 
 
 def _init(chosen: argparse.Namespace) -> None:
@@ -106,6 +127,42 @@ def _replace_key(chosen: argparse.Namespace) -> None:
     )
 
 
+def _check(chosen: argparse.Namespace) -> int:
+    from secure_fed.deployment.home import Home, read_charter
+    from secure_fed.deployment.memberships import closed
+    from secure_fed.deployment.policy import objections
+    from secure_fed.report.terminal import doing
+
+    home, charter = Home.load(chosen.folder), read_charter(chosen.charter)
+    print(*charter.described(), sep="\n")
+    refusals = [*objections(home.policy, charter)]
+    if closed(home.federation(charter.digest)):
+        refusals.append("its owner has closed it at this node, for good")
+    for sentence in refusals:
+        print(f"refused: {sentence}")
+    if refusals:
+        return 2
+    with doing() as say:
+        say("looking at the model and the data")
+        from secure_fed.deployment.node import cost_of
+
+        cost = cost_of(home, charter)
+    print(f"admitted by the policy; {cost or 'it costs no budget: it has no guarantee'}")
+    if home.policy.accept == "ask":
+        print(f"once it is offered: secure-fed node accept {home.folder} {charter.digest.hex()[:12]}")
+    return 0
+
+
+def _accept(chosen: argparse.Namespace) -> None:
+    from secure_fed.deployment.home import Home
+    from secure_fed.deployment.memberships import agree
+
+    found = agree(Home.load(chosen.folder), chosen.federation)
+    if found.charter:
+        print(*found.charter.described(), sep="\n")
+    print(f"accepted: {found.name} ({found.digest}); this node joins at the coordinator's next offer")
+
+
 def _agent(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.agent import Shared, run
 
@@ -137,12 +194,13 @@ def _release(chosen: argparse.Namespace) -> None:
     print(release(Home.load(chosen.folder), chosen.federation))
 
 
-def _status(chosen: argparse.Namespace) -> None:
+def _status(chosen: argparse.Namespace) -> int:
     found = _found(chosen.folder)
+    status, why = _health(found, chosen.silent)
     if chosen.json:
-        print(json.dumps(found))
-        return
-    print(f"{found['name']}  {found['fingerprint']}  agent {'runs' if found['running'] else 'does not run'}")
+        print(json.dumps(found | {"status": status, "why": why}))
+        return status
+    print(f"{found['name']}  {found['fingerprint']}  {('healthy', 'not connected', 'refused')[status]}: {why}")
     spent = found["spent"]
     if spent:
         for name in ("epsilon", "delta"):
@@ -151,12 +209,32 @@ def _status(chosen: argparse.Namespace) -> None:
         print("federations:")
     for one in found["federations"]:
         print(f"  {one['digest']}  {one['name'] or '(accepted by an earlier version)'}  {_state(one)}")
+        for line in one["charter"]:
+            print(f"      {line}")
     titles = {"last": "lately", "refused": "refused lately", "strangers": "lately, not from a coordinator in node.toml"}
     for name, title in titles.items():
         if found[name]:
             print(f"{title}:")
         for line in found[name]:
             print(f"  {line['time']}  {line['federation'] or '-'}  {line['what']}")
+    return status
+
+
+def _health(found: dict[str, Any], silent: float) -> tuple[int, str]:
+    """Exit status and reason. silent: the seconds without a request after which a node counts as not connected."""
+    if not found["running"]:
+        return 1, "the agent does not run"
+    if waiting := [one["digest"] for one in found["federations"] if one["waiting"]]:
+        return 2, f"a federation waits for its owner: secure-fed node accept {waiting[0]}"
+    if not found["last"]:
+        return 1, "no coordinator has reached it yet"
+    last = found["last"][-1]
+    if last["refused"]:
+        return 2, f"the last request was refused: {last['what']}"
+    since = time.time() - calendar.timegm(time.strptime(last["time"], "%Y-%m-%dT%H:%M:%SZ"))
+    if since > silent and last["asked"] != "end":
+        return 1, f"no request for {since:.0f} s, and the last federation has not ended"
+    return 0, f"last request {last['time']}"
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -165,7 +243,9 @@ def _state(found: dict[str, Any]) -> str:
     def words(cost: dict[str, float]) -> str:
         return f"epsilon {cost['epsilon']:.4g} and delta {cost['delta']:.3g}"
 
-    state = "closed" if found["closed"] else "open"
+    state = "closed" if found["closed"] else "waits for its owner" if found["waiting"] else "open"
+    if found["last_contact"]:
+        state += f", {found['rounds']} of {found['of_rounds'] or '?'} rounds, last contact {found['last_contact']}"
     if found["reserved"]:
         return f"{state}, {words(found['reserved'])} reserved, {found['charged']} releases charged"
     if found["given_back"]:

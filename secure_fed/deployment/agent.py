@@ -19,6 +19,7 @@ import argparse
 import grp
 import logging
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -34,7 +35,7 @@ from pathlib import Path
 
 from secure_fed.activity import activity
 from secure_fed.deployment import relay
-from secure_fed.deployment.envelope import Envelope, EnvelopeError, frames, read, refusal
+from secure_fed.deployment.envelope import MOST_BYTES, Envelope, EnvelopeError, frames, read, refusal
 from secure_fed.deployment.home import Home, require_apart
 from secure_fed.deployment.relay import SOCKET, AgentError, held, place
 from secure_fed.errors import SecureFedError, plainly, reported
@@ -44,7 +45,8 @@ LOG = "agent.log"
 AGENT = (sys.executable, "-m", "secure_fed.deployment.agent")  # the command of an agent, before its folder
 _KNOWS_PEERS = hasattr(socket, "SO_PEERCRED")
 _log = logging.getLogger(__name__)
-_SILENCE = 300.0  # seconds in which a connected peer neither sends nor reads
+_SILENCE = 15.0  # seconds in which a connected peer neither sends nor reads
+_MOST_LOG = 10_000_000  # bytes of a log, before it is put aside: ".1" is appended to its name
 
 
 class AgentEnded(SecureFedError):  # noqa: N818 - a state
@@ -70,8 +72,13 @@ class Shared:
             raise wrong.about("--group", group, "a group of this system") from error
 
 
-def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
-    """Answer envelopes until the process is asked to terminate. AgentError if another agent runs for the folder."""
+def serve(
+    folder: Path, answer: Answer, shared: Shared | None = None, most: Callable[[], int] = lambda: MOST_BYTES
+) -> None:
+    """Answer envelopes until the process is asked to terminate. AgentError if another agent runs for the folder.
+
+    most: the bytes that the arrays of the next envelope may have. No more is read before its signature is checked.
+    """
     refused: set[tuple[int, int]] = set()
     if shared and not _KNOWS_PEERS:
         raise AgentError("this system does not report the user behind a connection: run a node of two users on Linux")
@@ -82,13 +89,13 @@ def serve(folder: Path, answer: Answer, shared: Shared | None = None) -> None:
                 user, group = _peer(connection)
                 mine = user == os.getuid()
                 if mine if shared is None else not mine and group == shared.group:
-                    _answered(connection, answer)
+                    _answered(connection, answer, most())
                 elif not mine and (user, group) not in refused:
                     refused.add((user, group))
                     _log.warning("refused: a process of the user %d whose primary group is %d", user, group)
 
 
-def _answered(connection: socket.socket, answer: Answer) -> None:
+def _answered(connection: socket.socket, answer: Answer, most: int) -> None:
     """Answer one envelope. A peer that disconnects or sends none is ignored.
 
     An unexpected error is described only in this process's log; the answer says only that one occurred.
@@ -96,7 +103,7 @@ def _answered(connection: socket.socket, answer: Answer) -> None:
     connection.settimeout(_SILENCE)
     with suppress(OSError), connection.makefile("rb") as stream:
         try:
-            asked = read(stream)
+            asked = read(stream, most)
         except EnvelopeError as error:
             found = refusal(type(error).__name__, str(error))
         else:
@@ -178,12 +185,13 @@ def main() -> int:
         given = parser.parse_args()
         shared = Shared.of(given.socket, given.group) if given.socket else None
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        os.umask(0o077)  # databases and records: for their owner alone
         if given.attended:
             threading.Thread(target=_end_with_input, daemon=True).start()
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
         node = Node(given.folder)
         try:
-            serve(given.folder, node.answer, shared)
+            serve(given.folder, node.answer, shared, lambda: node.most)
         finally:
             node.close()
 
@@ -236,7 +244,9 @@ def run(folder: Path, shared: Shared) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with attended(folder, shared) as process:
         print(f"secure-fed: the agent listens at {shared.at}", file=sys.stderr, flush=True)
-        process.wait()
+        while process.poll() is None:
+            rotate(folder / LOG)
+            time.sleep(1)
         raise AgentEnded(f"the node's agent ended with status {process.returncode}; {folder / LOG} says why")
 
 
@@ -253,6 +263,16 @@ def ended(process: subprocess.Popen[bytes], *, group: bool = False) -> None:
                 return
         except subprocess.TimeoutExpired:
             continue
+
+
+def rotate(log: Path) -> None:
+    """Put a long log aside, by copying: its writers, who append, go on with the empty file."""
+    with suppress(OSError):
+        if log.stat().st_size > _MOST_LOG:
+            aside = log.with_name(f"{log.name}.1")
+            with open(log, "rb") as old, open(aside, "wb", opener=private) as new:
+                shutil.copyfileobj(old, new)
+            os.truncate(log, 0)
 
 
 def private(name: str, flags: int) -> int:

@@ -26,10 +26,12 @@ from typing import Any, NamedTuple
 
 from protocols.errors import ParameterError
 from protocols.keys import Identity, registry_digest, verify
+from protocols.thresholds import colluding, surviving
 from secure_fed import __version__
 from secure_fed.config import RunConfig
 from secure_fed.errors import SecureFedError, UsageError
 from secure_fed.learning.data.chats import is_template
+from secure_fed.rounds.cohort import cohort_size
 
 MOST_BYTES = 16_000_000  # some 100,000 members
 SCHEMA = 1
@@ -131,6 +133,27 @@ class Charter:
             f"this node's identity {fingerprint(identity)} is not among the {len(self.members)} members of the federation "
             f"{self.name!r}: send its card.json to the coordinator, which founds the federation again"
         )
+
+    def described(self) -> Iterator[str]:
+        """The terms in lines for people, then all parties with their fingerprints."""
+        config, members = self.config, len(self.members)
+        privacy, masks, cohort = config.privacy, config.secure_aggregation, cohort_size(config, members)
+        promise = "no guarantee"
+        if privacy.unit != "none":
+            noise = f"noise {privacy.noise}" if privacy.unit == "client" else "noise in each member's steps"
+            promise = f"{privacy.unit}s protected, epsilon {privacy.epsilon} and delta {privacy.delta:g}, {noise}"
+        yield f"{self.name}: {config.method.name} of {config.model.name}, {config.federation.rounds} rounds, {promise}"
+        hidden = "no masks: the coordinator sees each contribution"
+        if masks.enabled:
+            active, corrupt = "active" if masks.active else "not active", colluding(cohort, masks.corrupt)
+            least = surviving(cohort, masks.dropout)
+            hidden = f"masks {active}, for at most {corrupt} colluding members; a sum has at least {least}"
+        yield f"a round has {cohort} of {members} members; {hidden}"
+        yield f"coordinator  {fingerprint(self.coordinator)}"
+        # The name, which its owner chooses, comes last: it cannot imitate the fields before it.
+        for member in self.members:
+            units = "" if member.examples is None else f"{member.examples} units  "
+            yield f"member       {fingerprint(member.identity)}  {units}{member.name}"
 
     @property
     def text(self) -> str:

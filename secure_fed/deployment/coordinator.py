@@ -5,13 +5,14 @@ run as in a simulation, with the same engine, directory, budget and report. Diff
 
 - its transport is `Links`, which matches nodes with members and checks their answers;
 - before a round begins it waits until enough members can be reached (`Settings.wait`);
-- a round that was begun and not finished is lost, whatever interrupted it, and never repeated: its members have trained for it
+- a round that was begun and not finished is lost, whatever interrupted it, and never repeated: members may have trained for it
   and refuse a second time (`Gate`). So a killed coordinator resumes with the next round.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import struct
 import time
@@ -24,15 +25,17 @@ from typing import Any, Protocol
 from privacy.errors import TurnPassed
 from protocols.client import Here
 from protocols.keys import Identity
-from secure_fed.config import PrivacyConfig, RunConfig
+from protocols.thresholds import colluding, counted_shares, losses, surviving
+from secure_fed.config import PrivacyConfig, RunConfig, SecureAggregationConfig
 from secure_fed.deployment import messages
-from secure_fed.deployment.charter import Charter, Member, faults, neutral
+from secure_fed.deployment.charter import Charter, Member, faults, fingerprint, neutral
 from secure_fed.deployment.envelope import ANSWER, REQUEST, SIGNATURE, Envelope, digest, opened, sealed, unsealed
 from secure_fed.deployment.home import (
     BEGUN,
     CHARTER,
     COORDINATOR,
     COORDINATOR_KEY,
+    MEMBERS_TOML,
     RUN,
     CoordinatorHome,
     HomeError,
@@ -41,6 +44,7 @@ from secure_fed.deployment.home import (
     read_key,
 )
 from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
+from secure_fed.deployment.policy import Policy, objections
 from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ConfigError, ModelError, SecureFedError, TrainingError
 from secure_fed.learning import tasks
@@ -52,11 +56,11 @@ from secure_fed.methods import build
 from secure_fed.methods.auto import decided
 from secure_fed.report.page import write_report
 from secure_fed.rounds.client_models import require_ranks
-from secure_fed.rounds.cohort import counts_on_secrecy
-from secure_fed.rounds.masked.terms import Registry
+from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
+from secure_fed.rounds.masked.terms import FEWEST, Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.sums import Record
-from secure_fed.rounds.transport import Reply, Request, Staged
+from secure_fed.rounds.transport import Reply, Request, Stage, Staged
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.budget import require_made
 from secure_fed.runs.directory import CONFIG
@@ -65,6 +69,8 @@ from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.run import Result, run
 from secure_fed.tensors.tensors import Layout
 
+_OFFER = 30.0  # seconds in which a node answers an offer, and for which a round waits for a member that was lost
+_LONGEST = 900.0  # seconds between two offers to a node that does not answer
 _AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
 _MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
 _PAUSE = 1.0  # seconds between two checks for reachable members
@@ -72,7 +78,8 @@ _GOODBYE = 30.0  # seconds
 
 
 def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str) -> Charter:
-    """Write and sign the charter of a new federation in the coordinator's folder. An earlier run there is refused.
+    """Write and sign the charter of a new federation in the coordinator's folder, and its members for policies. An earlier run
+    there is refused.
 
     config: as for a simulation. The coordinator has the test set, which also determines the classes; each member has its own
     training data.
@@ -108,7 +115,61 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     atomic_write(folder / COORDINATOR, own_toml, private=True)
     (folder / BEGUN).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
+    atomic_write(folder / MEMBERS_TOML, members_toml(charter))
     return charter
+
+
+def notes(charter: Charter) -> Iterator[str]:
+    """What the founder has to know: the colluding members and losses that a round withstands, and what nodes may refuse."""
+    config = charter.config
+    masks, cohort = config.secure_aggregation, cohort_size(config, len(charter.members))
+    if masks.enabled:
+        most = losses(cohort, corrupt=masks.corrupt, active=masks.active)
+        left_out = cohort - surviving(cohort, masks.dropout)
+        corrupt = colluding(cohort, masks.corrupt)
+        yield f"of a round's {cohort} members {corrupt} may collude with the coordinator, and {left_out} may vanish"
+        if not left_out:
+            remedy = f"secure_aggregation.dropout = {math.ceil(100 / cohort) / 100:g} lets a round survive a loss"
+            if not most:
+                passive = losses(cohort, corrupt=masks.corrupt, active=False)
+                remedy = "only more members can change that" + (", or active = false" if passive else "")
+            yield f"no loss is survived: a round in which one member vanishes is lost, and its charges stay; {remedy}"
+    for sentence in objections(Policy(coordinators=(fingerprint(charter.coordinator),)), charter):
+        yield f"nodes with the default policy refuse it: {sentence}"
+
+
+def sizes(cohorts: Iterable[int]) -> str:
+    """A table of the losses and colluders that a round of so many members withstands, at the default shares."""
+    masks = SecureAggregationConfig()
+    head = (
+        "members in a round",
+        "may collude",
+        "may vanish",
+        "at most, active",
+        "at most, not active",
+        "shares of noise",
+    )
+    rows: list[Sequence[object]] = [head, ["---"] * len(head)]
+    for cohort in cohorts:
+        if cohort < FEWEST:
+            rows.append([cohort, "no masked sum", *[""] * 4])
+            continue
+        most = [losses(cohort, corrupt=masks.corrupt, active=active) for active in (True, False)]
+        vanish, shares = cohort - surviving(cohort, masks.dropout), counted_shares(cohort, masks.corrupt, masks.dropout)
+        rows.append([cohort, colluding(cohort, masks.corrupt), vanish, *most, shares])
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
+def members_toml(charter: Charter) -> str:
+    """The line `members` for the policy of each node, to be compared with what the owners know of each other."""
+    head = [
+        f"# The members of {charter.name}. Compare each fingerprint with its owner, by telephone or on paper, then put these",
+        "# lines into [policy] of node.toml: the node then admits no charter with another key.",
+        "members = [",
+    ]
+    return (
+        "\n".join([*head, *(f'  "{fingerprint(one.identity)}",  # {one.name}' for one in charter.members), "]"]) + "\n"
+    )
 
 
 def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
@@ -161,14 +222,16 @@ def _own_toml(test: Sequence[Path], privacy: PrivacyConfig) -> str:
 
 
 def _require_worth(charter: Charter, test: Sequence[Path]) -> None:
-    """Refuse a federation whose noise alone takes the model to chance: each node would pay for it with its data's budget.
+    """Refuse a federation that cannot run, or whose noise alone takes the model to chance: each node would pay for it with its
+    data's budget.
 
     The coordinator decides, on its test set. A charter with `privacy.even_if_hopeless` shows the nodes that it was asked to.
     """
     terms = charter.config
+    assembly = assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter))
     if terms.privacy.unit == "none" or terms.privacy.even_if_hopeless:
         return
-    harm = probe(assemble(terms, build(terms), of_coordinator(charter, terms, test), elsewhere=_elsewhere(charter)))
+    harm = probe(assembly)
     if harm is not None:
         require_worth(harm.to_dict(), terms, paid=True)
 
@@ -238,7 +301,7 @@ def line_of(record: Record, rounds: int, task: str) -> str:
     found += [f"loss {record['loss']:.3f}"] if record.get("loss") is not None else []
     if "masked" in record and record["masked"].get("survivors") is not None:
         found.append(f"{record['masked']['survivors']} of {record['cohort']} members in the sum")
-    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB up", f"{record['seconds']:.0f} s"])
+    return ", ".join([*found, f"{record['bytes_up'] / 1e6:.1f} MB of content up", f"{record['seconds']:.0f} s"])
 
 
 @dataclass
@@ -260,7 +323,9 @@ class Gate:
         """`Server.charge`, after the gate's checks. TurnPassed if the round cannot begin and is lost."""
         if round_ != self._own:
             if round_ < self._begun():
-                raise TurnPassed(f"round {round_ + 1} was interrupted, and its members have trained for it")
+                raise TurnPassed(
+                    f"round {round_ + 1} was interrupted, and members may have trained for it: it is not repeated"
+                )
             self._wait(round_)
         self.assembly.server.charge(round_, pass_name)
         if round_ != self._own:
@@ -290,23 +355,28 @@ class Carrier(Protocol):
     def nodes(self) -> set[int]:
         """The nodes that can be reached now."""
 
-    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        """The answers as they arrive, until all have arrived or the time is over."""
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope] | None]:
+        """The answers as they arrive, until all have arrived or the time is over; None now and then while none arrives."""
 
 
 @dataclass
 class Links:
     """`Transport` over a carrier: the members that can be reached.
 
-    Before a round's first stage the coordinator offers its charter to every new node, and again to every member whose last
-    request got no usable answer: its node may have been started anew, under the same number. A node that accepts proves by a
-    signature over a fresh nonce that it has a member's key. So members are identified by their keys, not by machine or node
-    number, and a node that returns takes part from the next round on.
+    The coordinator offers its charter to every new node, and again to every member whose last request got no usable answer: its
+    node may have been started anew, under the same number. A node that accepts proves by a signature over a fresh nonce that it
+    has a member's key. So members are identified by their keys, not by machine or node number, and a node that returns takes
+    part from the next round on.
 
     A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else
     (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
 
-    deadline: the seconds that a stage may take. say: gets each problem in one line.
+    A silent member costs one deadline, in the stage in which it falls silent, and one `_OFFER` before the next round. Then the
+    rounds go on without it: offers are answered while rounds run, and are repeated after pauses that double. A member that
+    returns and falls silent again is offered the charter after pauses of deadlines that double, until it has ended a round.
+    Nodes that are nobody's are offered the charter in the same way, and nothing waits for them.
+
+    deadline: the seconds that a stage may take. say: gets each problem, and each wait, in one line.
     """
 
     carrier: Carrier
@@ -315,8 +385,15 @@ class Links:
     deadline: float
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
-    _refused: dict[int, float] = field(default_factory=dict)  # the time until which a node gets no new offer
+    _offers: list[tuple[Iterator[Any], dict[int, Offer]]] = field(default_factory=list)  # under way
+    _later: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # of a node: when it gets an offer, and its last pause
     _unsure: set[int] = field(default_factory=set)  # members whose last request got no usable answer
+    _silences: dict[int, int] = field(default_factory=dict)  # of a member, since it ended a round
+    _absent: set[int] = field(default_factory=set)  # members for which no round waits any more
+    _told: dict[int, str] = field(default_factory=dict)  # of a node: the last line about it
+    _begun: bool = False
 
     @property
     def present(self) -> frozenset[int]:
@@ -324,37 +401,51 @@ class Links:
         return frozenset(self._node)
 
     def greet(self) -> None:
-        """Offer the charter to new nodes, and to members that gave no usable answer, to find out which members are there."""
-        there = self.carrier.nodes()
+        """Offer the charter to new nodes, and to members that gave no usable answer, and read the answers so far. Waits for
+        nobody.
+        """
+        there, now = self.carrier.nodes(), time.monotonic()
         known = {member: node for member, node in self._node.items() if member not in self._unsure}
         self._node = {member: node for member, node in known.items() if node in there}
         self._unsure.clear()
-        refused = {node for node, until in self._refused.items() if time.monotonic() < until}
-        new = there - set(self._node.values()) - refused
-        if not new:
-            return
-        text = self.charter.signed(self.identity)
-        offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in new}
-        asked = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
-        for node, envelope in self.carrier.exchange(asked, self.deadline):
-            self._welcome(node, offers[node], envelope)
+        asked = {node for _, offers in self._offers for node in offers}
+        resting = {node for node, (until, _) in self._later.items() if now < until}
+        if new := there - set(self._node.values()) - asked - resting:
+            text = self.charter.signed(self.identity)
+            offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in sorted(new)}
+            sent = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
+            self._offers.append((self.carrier.exchange(sent, self._patience), offers))
+        self._welcome_all()
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
         """The answers that members give before the deadline."""
         member_of = {self._node[member]: member for member in requests if member in self._node}
         self._unsure.update(member_of.values())
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
-        for node, envelope in self.carrier.exchange(asked, self.deadline):
+        late, begun = False, time.monotonic()
+        for found in self.carrier.exchange(asked, self.deadline):
+            if found is None:
+                self._welcome_all()
+                if not late and (late := time.monotonic() - begun > _OFFER):
+                    self.say(f"waiting for {self._names(member_of.values())}, at most {self.deadline:g} s in all")
+                continue
+            node, envelope = found
             member = member_of.pop(node, None) if node in asked else None
             if member is not None:
                 answer = self._answer(member, asked[node], envelope)
                 if fits(answer, requests[member]) and may_count(self.charter, member, answer):
                     self._unsure.discard(member)
+                    if not isinstance(requests[member], Stage) or requests[member].name == "unmask":
+                        self._silences.pop(member, None)
                     yield answer
                 elif answer is not None:
-                    self.say(f"{self._name(member)} refuses: its answer does not fit the request")
+                    self.say(f"{self._names([member])} refuses: its answer does not fit the request")
         for node, member in member_of.items():
-            self.say(f"{self._name(member)} did not answer in {self.deadline:g} s")
+            self.say(f"{self._names([member])} did not answer in {self.deadline:g} s")
+            self._silences[member] = silences = self._silences.get(member, 0) + 1
+            if silences > 1:
+                self._absent.add(member)
+                self._later[node] = time.monotonic() + self.deadline * 2.0 ** (silences - 2), _OFFER
             if node not in self.carrier.nodes():
                 self._node.pop(member, None)
 
@@ -365,20 +456,53 @@ class Links:
             pass
 
     def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
-        """Wait at most `seconds` until `least` of these members can be reached. Returns whether they can."""
-        wanted, until = set(members), time.monotonic() + seconds
-        said = False
+        """Wait until all of these members can be reached, or `least` of them while the others are late. Returns whether `least`
+        can be reached after at most `seconds`.
+
+        Late is a member that is missing after `_OFFER`; a deadline, before the first round, since its node may be loading the
+        model. No later round waits for it, until it is back.
+        """
+        wanted, begun = set(members), time.monotonic()
+        patience, self._begun, said = min(seconds, self._patience if self._begun else self.deadline), True, ""
         while True:
             self.greet()
-            if len(wanted & self.present) >= least:
+            missing, passed = wanted - self.present, time.monotonic() - begun
+            enough = len(wanted) - len(missing) >= least
+            if enough and not missing - self._absent:
                 return True
-            if time.monotonic() >= until:
-                return False
-            if not said:
-                missing = ", ".join(sorted(self._name(one) for one in wanted - self.present)[:8])
-                self.say(f"waiting for {least - len(wanted & self.present)} more of {missing}")
-                said = True
+            if passed >= patience and missing - self._absent:
+                self._absent |= missing
+                if enough:
+                    self.say(f"going on without {self._names(missing)}")
+                    return True
+            if passed >= seconds:
+                return enough
+            waits = f"waiting for {self._names(missing)}: {least} of {len(wanted)} are enough"
+            if waits != said:
+                self.say(waits)
+                said = waits
             time.sleep(_PAUSE)
+
+    @property
+    def _patience(self) -> float:
+        return min(self.deadline, _OFFER)
+
+    def _welcome_all(self) -> None:
+        """Read the answers to offers that have arrived. Also during a stage, since they expire."""
+        self._offers = [one for one in self._offers if self._arriving(*one)]
+
+    def _arriving(self, answers: Iterator[Any], offers: dict[int, Offer]) -> bool:
+        """Read the answers to these offers that have arrived. Returns whether more may come."""
+        for found in answers:
+            if found is None:
+                return True
+            node, envelope = found
+            if (offer := offers.pop(node, None)) is not None:
+                self._welcome(node, offer, envelope)
+        for node in offers:  # no answer in time
+            pause = min(2 * self._later.get(node, (0.0, _OFFER / 2))[1], _LONGEST)
+            self._later[node] = time.monotonic() + pause, pause
+        return False
 
     def _sealed(self, envelope: Envelope) -> Envelope:
         return sealed(envelope, self.identity, REQUEST, self.charter.digest)
@@ -392,15 +516,20 @@ class Links:
         if isinstance(found, Accepted) and 0 <= found.member < len(self.charter.members):
             if offer.accepted_by(self.charter.members[found.member].identity, self.charter.digest, found):
                 if found.member not in self._node:
-                    self.say(f"{self._name(found.member)} is connected")
+                    self.say(f"{self._names([found.member])} is connected")
                 self._node[found.member] = node
+                self._absent.discard(found.member)
+                self._later.pop(node, None)
+                self._told.pop(node, None)
                 return
             found = Refusal(
-                "Forged", f"it says that it is {self._name(found.member)}, and does not have that member's key"
+                "Forged", f"it says that it is {self._names([found.member])}, and does not have that member's key"
             )
-        self._refused[node] = time.monotonic() + _AGAIN
+        self._later[node] = time.monotonic() + _AGAIN, _OFFER / 2
         sentence = found.sentence if isinstance(found, Refusal) else "its message does not answer the charter"
-        self.say(f"node {node} does not take part: {sentence}")
+        if self._told.get(node) != sentence:
+            self._told[node] = sentence
+            self.say(f"node {node} does not take part: {sentence}")
 
     def _answer(self, member: int, asked: Envelope, envelope: Envelope) -> Any:
         """The member's answer; None if there is no readable answer."""
@@ -417,14 +546,18 @@ class Links:
         if isinstance(found, Staged | Reply):
             return found
         if isinstance(found, Left):
-            self.say(f"{self._name(member)} left the round: too few other members were left to hide its contribution")
+            self.say(
+                f"{self._names([member])} left the round: too few other members were left to hide its contribution"
+            )
         else:
             why = found.sentence if isinstance(found, Refusal) else "its answer does not fit the request"
-            self.say(f"{self._name(member)} refuses: {why}")
+            self.say(f"{self._names([member])} refuses: {why}")
         return None
 
-    def _name(self, member: int) -> str:
-        return self.charter.members[member].name
+    def _names(self, members: Iterable[int]) -> str:
+        """The names of these members, of many the first ones."""
+        names = [self.charter.members[member].name for member in sorted(members)]
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if names[8:] else "")
 
 
 def fits(answer: Any, asked: Any) -> bool:

@@ -4,12 +4,13 @@ node           node.toml          data, model and policy, written by its owner
                identity.key       the private half of its identity
                card.json          for the coordinator: name, public key, declared number of units
                ledger.sqlite      the budget of its data, over all federations
-               federations/       its state in each federation
+               federations/       its state in each federation, and the federation's charter
                journal.jsonl      the requests that it received, and its answers
                strangers.jsonl    the same for envelopes that no coordinator named in node.toml signed
 coordinator    coordinator.toml   its test data and other settings of its own
                coordinator.key    the private half of its key
                charter.json       signed: the members, and the terms of the run
+               members.toml       their fingerprints, for the owners to compare and to put into their policies
                run/               the run directory
 """
 
@@ -42,6 +43,7 @@ NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "f
 LEDGER = "ledger.sqlite"
 JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
+MEMBERS_TOML = "members.toml"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")
@@ -172,10 +174,7 @@ class CoordinatorHome:
         tables = _read_toml(folder / COORDINATOR, "secure-fed coordinator found", ("coordinator",))
         own = _section_of(CoordinatorSection, tables["coordinator"], folder / COORDINATOR, "coordinator")
         identity = read_key(folder / COORDINATOR_KEY)
-        unread = plainly(HomeError, f"{folder / CHARTER} cannot be read", "found the federation first")
-        with unread, open(folder / CHARTER, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        return cls(folder, identity, Charter.verified(content), own)
+        return cls(folder, identity, read_charter(folder / CHARTER), own)
 
     @property
     def test(self) -> tuple[Path, ...]:
@@ -273,6 +272,14 @@ def read_card(path: Path) -> Member:
         raise HomeError(
             f"{path} is no card of a node: {error}; give the card.json of `secure-fed node init`"
         ) from error
+
+
+def read_charter(path: Path) -> Charter:
+    """The signed charter in a file."""
+    unread = plainly(HomeError, f"{path} cannot be read", "give the charter.json of `secure-fed coordinator found`")
+    with unread, open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    return Charter.verified(content)
 
 
 def new_folder(folder: Path, command: str) -> None:

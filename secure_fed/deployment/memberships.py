@@ -1,7 +1,9 @@
 """The federations of a node, their place in its owner's ledger, and their end.
 
-Each federation that a node accepted has a folder:
+Each federation that a node accepted, or that waits for its owner, has a folder:
 
+    charter.json    the signed charter, as the node got it; its time of change is that of the coordinator's last request
+    agreed.json     the owner accepts the federation (`secure-fed node accept`)
     accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
     closed.json     the node answers no request of this federation any more
 
@@ -13,10 +15,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +29,8 @@ from privacy.errors import BudgetExhausted, LedgerError
 from privacy.filters import Budget, Cost
 from privacy.ledger import Ledger
 from secure_fed.config import PrivacyConfig, RunConfig
-from secure_fed.deployment.charter import Charter, fingerprint
-from secure_fed.deployment.home import FEDERATIONS, LEDGER, Home, HomeError
+from secure_fed.deployment.charter import Charter, CharterError, fingerprint
+from secure_fed.deployment.home import CHARTER, FEDERATIONS, LEDGER, Home, HomeError
 from secure_fed.deployment.relay import held
 from secure_fed.errors import UsageError, plainly
 from secure_fed.runs.budget import BUDGET, RunBudget, Subject, heads_at, name_in_ledger, opened, require_room
@@ -37,8 +41,14 @@ if TYPE_CHECKING:
     from privacy.plan import Plan  # it loads an accountant
     from secure_fed.learning.problem import Problem
 
-ACCEPTED, CLOSED = "accepted.json", "closed.json"
+AGREED, ACCEPTED, CLOSED = "agreed.json", "accepted.json", "closed.json"
+_MOST_WAITING = 20  # federations that wait for the owner: a coordinator may found any number, of 16 MB each
+_TURN = 8  # bytes of one turn in the record of rounds
 _SHORT = 12  # digits of a charter's digest, enough to tell federations apart
+
+
+class NotAgreedError(UsageError):
+    """The node's owner has not accepted the federation, or not yet."""
 
 
 class NotGivenBackError(UsageError):
@@ -64,13 +74,45 @@ class Membership:
     def digest(self) -> str:
         return self.folder.name[:_SHORT]
 
+    @cached_property
+    def charter(self) -> Charter | None:
+        """None where an earlier version accepted the federation, or where the file is damaged."""
+        with suppress(OSError, CharterError):
+            return Charter.verified((self.folder / CHARTER).read_bytes())
+        return None
+
     @property
     def name(self) -> str:
-        return str(self.noted.get("name", ""))
+        return str(self.noted.get("name", self.charter.name if self.charter else ""))
 
     @property
     def closed(self) -> bool:
         return closed(self.folder)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the owner, or a node that leaves it to its policy, has accepted it."""
+        noted = any((self.folder / name).exists() for name in (AGREED, ACCEPTED))
+        return noted or bool(name_in_ledger(self.folder))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the owner has still to accept it."""
+        return (self.folder / CHARTER).exists() and not self.agreed and not self.closed
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds in which this node took part."""
+        with suppress(OSError):
+            return (self.folder / ATTENDANCE).stat().st_size // _TURN
+        return 0
+
+    @property
+    def last_contact(self) -> str | None:
+        """The time of the coordinator's last request of this federation."""
+        with suppress(OSError):
+            return _now((self.folder / CHARTER).stat().st_mtime)
+        return None
 
     def close(self) -> None:
         """Close the federation here, on disk when this returns."""
@@ -102,6 +144,11 @@ class Membership:
             "cost": self.noted.get("cost"),
             "reserved": None if cost is None else {"epsilon": cost.epsilon, "delta": cost.delta},
             "charged": sum(ledger.charged(run).values()) if ledger and run else 0,
+            "rounds": self.rounds,
+            "of_rounds": self.charter.config.federation.rounds if self.charter else None,
+            "last_contact": self.last_contact,
+            "charter": [*self.charter.described()] if self.charter else [],
+            "waiting": self.waiting,
             "closed": self.closed,
             "given_back": bool(ledger and run and ledger.closed(run)),
         }
@@ -110,7 +157,53 @@ class Membership:
 def memberships(home: Home) -> list[Membership]:
     """All federations of the node, in the order of their folders' names."""
     folders = sorted((home.folder / FEDERATIONS).glob("*"))
-    return [Membership.of(one) for one in folders if (one / ACCEPTED).exists() or name_in_ledger(one)]
+    return [
+        Membership.of(one)
+        for one in folders
+        if any((one / name).exists() for name in (CHARTER, ACCEPTED)) or name_in_ledger(one)
+    ]
+
+
+def require_agreed(home: Home, charter: Charter, content: bytes) -> None:
+    """NotAgreedError unless the owner has accepted the federation. The charter is kept meanwhile, for the owner to read.
+
+    content: the signed file. Only a charter that names this node is kept.
+    """
+    membership = Membership.of(home.federation(charter.digest))
+    if membership.agreed:
+        return
+    charter.number(home.identity.public)
+    if not membership.waiting and sum(one.waiting for one in memberships(home)) >= _MOST_WAITING:
+        raise NotAgreedError(f"{_MOST_WAITING} federations wait for this node's owner already: ask the owner")
+    keep(membership.folder, content)
+    raise NotAgreedError(f"this node's owner has not accepted the federation {charter.name!r} yet")
+
+
+def agree(home: Home, which: str) -> Membership:
+    """Accept the federation with this name or digest for the node's owner. The coordinator's next offer is then accepted."""
+    membership = _chosen(home, which)
+    if membership.closed:
+        raise NotAgreedError(
+            f"the federation {which!r:.80} is closed at this node for good: it has to be founded again"
+        )
+    if membership.charter is None:
+        raise NotAgreedError(f"{membership.folder / CHARTER} cannot be read: remove it, and wait for the next offer")
+    if not membership.agreed:
+        atomic_write(membership.folder / AGREED, json.dumps({"time": _now()}) + "\n", private=True)
+    return membership
+
+
+def keep(folder: Path, content: bytes) -> None:
+    """Keep a signed charter in the folder of its federation."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (folder / CHARTER).exists():
+        atomic_write(folder / CHARTER, content, private=True)
+
+
+def note_contact(home: Home, charter: Charter) -> None:
+    """Note that the coordinator has just sent a request of this federation. A failure stops nothing."""
+    with suppress(OSError):
+        os.utime(home.federation(charter.digest) / CHARTER)
 
 
 def note_accepted(folder: Path, charter: Charter, cost: Cost | None) -> None:
@@ -126,8 +219,8 @@ def closed(folder: Path) -> bool:
     return (folder / CLOSED).exists()
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def _now(seconds: float | None = None) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """A node: it checks every envelope that it receives, and answers those that its owner, its policy and the protocol admit.
 
 An offer brings a charter. The node accepts it if its owner named the coordinator that signed it, if the policy admits its
-terms, if model and data are as the charter states, and if the owner's budget has room for its cost; then the node proves which
-member it is. The budget is reserved before the first answer to a round. Every other envelope must be signed by that
-coordinator. The node signs every answer together with the request. It answers nothing of a federation that its owner closed.
+terms, if the owner has accepted the federation where `accept = "ask"` demands it, if model and data are as the charter states,
+and if the owner's budget has room for its cost; then the node proves which member it is. The budget is reserved before the
+first answer to a round. Every other envelope must be signed by that coordinator. The node signs every answer together with the
+request. It answers nothing of a federation that its owner closed.
 
 An error of this package, of `privacy` or of `protocols` becomes a refusal of one sentence, which is noted for the owner
 (`Journal`). The coordinator gets the sentence only if it contains neither data nor paths (`refusal`), else the kind of error;
@@ -27,6 +28,7 @@ from protocols.client import OneClient
 from protocols.record import OnDisk
 from secure_fed.config.run_config import find
 from secure_fed.deployment import messages
+from secure_fed.deployment.charter import MOST_BYTES as MOST_CHARTER
 from secure_fed.deployment.charter import Charter, CharterError
 from secure_fed.deployment.envelope import (
     ANSWER,
@@ -40,7 +42,16 @@ from secure_fed.deployment.envelope import (
     unsealed,
 )
 from secure_fed.deployment.home import Home, HomeError, Journal, placed
-from secure_fed.deployment.memberships import FederationCost, NodeLedger, closed, note_accepted
+from secure_fed.deployment.memberships import (
+    FederationCost,
+    NodeLedger,
+    NotAgreedError,
+    closed,
+    keep,
+    note_accepted,
+    note_contact,
+    require_agreed,
+)
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require
 from secure_fed.deployment.problem import of_node
@@ -65,6 +76,7 @@ from secure_fed.runs.budget import RunBudget, name_in_ledger
 from secure_fed.runs.directory import ATTENDANCE
 
 _log = logging.getLogger(__name__)
+_BESIDE = 10_000  # bytes for each member in a message of the protocol, at most
 
 
 class Node:
@@ -83,18 +95,26 @@ class Node:
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
         asked, known = "", False
+        charter = self._joined.charter if self._joined else None
         try:
             asked = messages.kind(envelope)
             charter, message = (self._offer if asked == "offer" else self._request)(envelope)
-            known = named(self.home.policy, charter)
-            answer, told = self._answered(charter, message, asked)
+            if known := named(self.home.policy, charter):
+                note_contact(self.home, charter)
+            answer, told = self._answered(charter, message, asked, digest(envelope))
         except (SecureFedError, PrivacyError, protocol.ProtocolError) as error:
             answer, told = refusal(error), str(error)
             if answer.sentence != told:
                 _log.warning("%s refused: %s", asked, told)
-        name = self._joined.charter.name if self._joined else ""
-        self._journal.note(asked, name, told, refused=isinstance(answer, Refusal), known=known)
+        self._journal.note(
+            asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal), known=known
+        )
         return self._sealed(answer, envelope)
+
+    @property
+    def most(self) -> int:
+        """The bytes that an envelope's arrays may have: a charter's, or those of the federation's largest message."""
+        return self._joined.most if self._joined else MOST_CHARTER + _BESIDE
 
     def close(self) -> None:
         if self._joined:
@@ -117,35 +137,33 @@ class Node:
         charter = self._joined.charter
         return charter, messages.decode(opened(envelope, charter.coordinator, REQUEST, charter.digest))
 
-    def _join(self, charter: Charter) -> None:
-        """Take part in this federation, and leave any other."""
-        number = charter.number(self.home.identity.public)
-        if (name := charter.members[number].name) != self.home.name:
-            raise PolicyError(f"the charter calls this node {name!r}, and its own name is {self.home.name!r}")
-        party = Party(charter, self.home, self._local, self._entropy)
-        self.close()
-        self._joined = party
+    def _answered(self, charter: Charter, message: Message, asked: str, sent: bytes) -> tuple[Message, str]:
+        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew.
 
-    def _answered(self, charter: Charter, message: Message, asked: str) -> tuple[Message, str]:
-        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew."""
+        sent: the envelope's digest.
+        """
         if not isinstance(message, End) and closed(self.home.federation(charter.digest)):
             raise Refused(f"this node's owner has closed the federation {charter.name!r} at this node, for good")
         if isinstance(message, Offer):
             require(self.home.policy, charter)
-            if self._joined is None or self._joined.charter.digest != charter.digest:
-                self._join(charter)
-            number = charter.number(self.home.identity.public)
-            accepted = message.accepted(self.home.identity, charter.digest, number)
-            told = f"accepted as member {number + 1} of {len(charter.members)}"
-            cost = self._joined.cost if self._joined else None
-            return accepted, f"{told}; {cost}" if cost else told
+            if self.home.policy.accept == "ask":
+                require_agreed(self.home, charter, message.charter)
+            party = self._joined
+            if party is None or party.charter.digest != charter.digest:
+                party = Party(charter, self.home, self._local, self._entropy)
+                party.begin(message.charter)
+                self.close()  # it leaves any other federation
+                self._joined = party
+            accepted = message.accepted(self.home.identity, charter.digest, party.number)
+            told = f"accepted as member {party.number + 1} of {len(charter.members)}"
+            return accepted, f"{told}; {party.cost}" if party.cost else told
         if isinstance(message, End):
             self.close()
             return Ended(), "ended"
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
-        answer = self._joined.answer(message)
+        answer = self._joined.answer(message, sent)
         done = "left, since too few others are there" if answer is None else "answered"
         return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
 
@@ -154,6 +172,12 @@ class Node:
         if self._joined is None:
             return bare
         return sealed(bare, self.home.identity, ANSWER, self._joined.charter.digest, digest(envelope))
+
+
+def cost_of(home: Home, charter: Charter) -> FederationCost | None:
+    """The cost of a federation to this node, None without a guarantee. Writes nothing. Raises what joining would raise."""
+    local = function_in(home.folder, home.local) if home.local else None
+    return Party(charter, home, local, None).cost
 
 
 def function_in(folder: Path, named: str) -> LocalFunction:
@@ -188,7 +212,7 @@ class Party:
     The member computes every term itself, from the charter and from its own data, as each client of a simulation does. State
     that must outlive the process is in its folder, which only its owner can read:
 
-        accepted.json  the federation's name and cost (`memberships`)
+        charter.json   the signed charter; accepted.json: the federation's name and cost (`memberships`)
         attendance     the rounds that the member took part in: each at most once, and only its own turns
         sessions       the sums for which it opened shares: each at most once
         private/       its place in the owner's ledger, from its first answer to a round on
@@ -201,9 +225,13 @@ class Party:
     """
 
     def __init__(self, charter: Charter, home: Home, local: LocalFunction | None, entropy: Entropy | None) -> None:
-        """BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
+        """Writes nothing. BudgetExhausted if there is no room for the federation now, and many other errors: see `refusal`."""
         self.charter = charter
         self.number = charter.number(home.identity.public)
+        if (name := charter.members[self.number].name) != home.name:
+            raise PolicyError(f"the charter calls this node {name!r}, and its own name is {home.name!r}")
+        self._answered: set[bytes] = set()  # digests of the requests so far
+        self._asked = 0  # the latest round of a request
         self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
         config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
@@ -220,23 +248,36 @@ class Party:
                 f"the federation's {charter.model_digest[:16]}...: take the same model as the coordinator, and set model in "
                 "node.toml to its folder"
             )
+        # A request carries at most the state and the means of earlier passes, none with more numbers than the model.
+        numbers = sum(one.numel() for one in problem.model.parameters())
+        self.most = MOST_CHARTER + _BESIDE * len(charter.members) + 3 * 8 * numbers
         plan = self.assembly.protection.plan
         self.cost: FederationCost | None = None
         if plan is not None:
             self.cost = self._ledger.require_room(self.assembly.config, plan, self.assembly.problem, folder)
         self.assembly.require_by_trials()
+
+    def begin(self, content: bytes) -> None:
+        """Take part: make the federation's folder, or read it. content: the signed charter."""
+        folder = self._folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        note_accepted(folder, charter, self.cost.total if self.cost else None)
+        note_accepted(folder, self.charter, self.cost.total if self.cost else None)
+        keep(folder, content)
         self.assembly.objective.kept.files.append(folder / PASS_SIZES)
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()
+        last = self._attendance.last(self.number)
+        self._earliest = 0 if last is None else last + 1
 
-    def answer(self, ask: Request | Stage) -> Reply | Staged | None:
+    def answer(self, ask: Request | Stage, sent: bytes) -> Reply | Staged | None:
         """The answer to a request; None where too few members are left for this member to stay in the round.
 
-        The whole plan is reserved before the first answer of all, whatever the request is. BudgetExhausted if it does not fit.
+        sent: the digest of the signed envelope. A repeated request, and one of an earlier round, is refused before anything
+        else: it costs nothing, and the round that is under way goes on. The whole plan is reserved before the first answer of
+        all, whatever the request is. BudgetExhausted if it does not fit.
         """
+        self._require_new(ask, sent)
         self._reserve()
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
             self._attendance.enter(self.number, ask.round)
@@ -247,6 +288,21 @@ class Party:
 
     def close(self) -> None:
         self._during.close()
+
+    def _require_new(self, ask: Request | Stage, sent: bytes) -> None:
+        """Refused for a request that was there before, and for a round before the last one that this member took part in or was
+        asked for; for that last one too if an earlier process took part in it, whose keys are gone.
+        """
+        if ask.round < max(self._earliest, self._asked):
+            last = self._attendance.last(self.number)
+            took = "was asked for a later one" if last is None else f"took part in round {last + 1}"
+            raise Refused(f"round {ask.round + 1} is over for this node, which {took}: this is an old request")
+        if sent in self._answered:
+            raise Refused(
+                f"this node has got this request of round {ask.round + 1} before: somebody on the way repeats it"
+            )
+        self._answered.add(sent)
+        self._asked = ask.round
 
     def _reserve(self) -> None:
         """Reserve the federation's whole plan in the owner's ledger, once."""
@@ -308,6 +364,7 @@ class Refused(SecureFedError):  # noqa: N818 - the node's decision
 _WHOLE: tuple[type[Expected], ...] = (
     Refused,
     PolicyError,
+    NotAgreedError,
     CharterError,
     EnvelopeError,
     Forged,

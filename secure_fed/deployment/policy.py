@@ -27,6 +27,11 @@ class Policy:
     coordinators: tuple[str, ...] = key(
         (), "fingerprints of the coordinators' keys; with none here, no federation is admitted"
     )
+    accept: str = key(
+        "policy",
+        "policy: these limits decide alone; ask: a person decides too, with `secure-fed node accept`, on every federation",
+        choices=("policy", "ask"),
+    )
     federations: tuple[str, ...] = key((), "names of federations; empty: any that such a coordinator founds")
     members: tuple[str, ...] = key(
         (), "fingerprints of the keys of all admitted members, this node's too; empty: whomever the coordinator names"
@@ -50,9 +55,12 @@ class Policy:
     secure_aggregation: bool = key(
         True, "every federation has to mask contributions, so that the server sees sums alone"
     )
-    active: bool = key(False, "and against a server that lies about keys and members, too")
+    active: bool = key(True, "and against a server that lies about keys and members, too")
     least_corrupt: float = key(
-        0.1, "the least share of colluding members that masks have to withstand", at_least=0.0, below=0.5
+        0.1,
+        "the least share of colluding members that masks have to withstand; among three or more it counts as at least one",
+        at_least=0.0,
+        below=0.5,
     )
 
 
@@ -63,11 +71,12 @@ def named(policy: Policy, charter: Charter) -> bool:
 
 def require(policy: Policy, charter: Charter) -> None:
     """PolicyError, in one sentence that names the limit, unless the policy admits the charter's terms."""
-    for sentence in _objections(policy, charter):
+    for sentence in objections(policy, charter):
         raise PolicyError(f"the policy in node.toml does not admit the federation {charter.name!r:.80}: {sentence}")
 
 
-def _objections(policy: Policy, charter: Charter) -> Iterator[str]:
+def objections(policy: Policy, charter: Charter) -> Iterator[str]:
+    """Each limit that the charter is beyond, in a sentence."""
     config = charter.config
     if not named(policy, charter):
         yield f"its coordinator {fingerprint(charter.coordinator)} is not among coordinators"

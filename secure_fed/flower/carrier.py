@@ -36,7 +36,7 @@ _SENTENCES = {  # by Flower's codes; other texts came from the node, and are not
     2: "the node's app raised an exception, which its own log has",
     3: "the message expired, or its content was lost, before an answer was there",
     4: "the answer expired before it was fetched: look whether the node's clock is right",
-    5: "the node sends no signs of life to the SuperLink",
+    5: "the node is no longer connected to the SuperLink: it was stopped or killed, or its network is down",
     7: "the node's owner admits only apps signed by its trusted entities, and this one is not",
     8: "the node's app was killed or crashed",
 }
@@ -60,8 +60,8 @@ class GridCarrier:
         except Exception as error:  # of whatever library Flower asks with
             raise CarrierError(f"the SuperLink does not say which nodes there are: {_plain(error)}") from error
 
-    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
-        """Node and answer, as answers arrive, until all have arrived or the time is over.
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope] | None]:
+        """Node and answer, as answers arrive, until all have arrived or the time is over; None after each look at all of them.
 
         Where Flower has no answer from a node, or an unreadable one, the answer is a refusal: `{"kind": "refused", ...}`. A
         message expires with the deadline, so a node that returns later gets no request for a stage that is over.
@@ -88,7 +88,9 @@ class GridCarrier:
                 if (answer := self._answer(identifier, until)) is not None:
                     del waiting[identifier]
                     yield node, answer
-            time.sleep(max(0.0, min(PAUSE, until - time.monotonic())) if waiting else 0)
+            if waiting:
+                yield None
+                time.sleep(max(0.0, min(PAUSE, until - time.monotonic())))
 
     def _answer(self, identifier: str, until: float) -> Envelope | None:
         """The answer to a message; None while there is none, and also when the message has expired. until: its expiry time."""

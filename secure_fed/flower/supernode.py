@@ -22,7 +22,7 @@ from typing import NoReturn
 from secure_fed.activity import activity
 from secure_fed.deployment import relay
 from secure_fed.deployment.agent import LOG as AGENT_LOG
-from secure_fed.deployment.agent import attended, ended, private
+from secure_fed.deployment.agent import attended, ended, private, rotate
 from secure_fed.errors import SecureFedError, UsageError, plainly
 
 LOG = "flower.log"
@@ -30,6 +30,7 @@ _ONE_USER = (
     "secure-fed: agent and SuperNode run under one user, so an app that the SuperLink sends could read this node's key and "
     "data; in operation, give them two users: docs/deployment.md"
 )
+_KEPT = 100_000  # characters of a log that are looked at
 _AGAIN = 5.0  # seconds before a SuperNode that lost its SuperLink is started again
 
 
@@ -90,6 +91,7 @@ def run(folder: Path, link: Link) -> None:
                 raise FlowerError(
                     f"the node's agent ended with status {agent.returncode}; {folder / AGENT_LOG} says why"
                 )
+            rotate(folder / AGENT_LOG)
 
         _connected_always(folder, folder / relay.SOCKET, link, agent_lives)
 
@@ -101,6 +103,7 @@ def connect(folder: Path, agent: Path, link: Link) -> None:
     """
     folder, agent = folder.absolute(), agent.absolute()
     link.command(agent, 0)
+    os.umask(0o077)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with plainly(LinkError, f"{folder} cannot be used", "give a folder of this user"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,7 +147,7 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     """Run the SuperNode until it ends. Returns the reason, if a restart is worthwhile."""
     port = link.port or _free_port()
     log = folder / LOG
-    begun = log.stat().st_size if log.exists() else 0
+    tail = Tail(log)
     beside = os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     )  # Flower starts further processes itself
@@ -162,13 +165,14 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     try:
         while process.poll() is None:
             check()
-            if (state := _state(_since(log, begun))) != told and state:
+            if (state := _state(tail.read())) != told and state:
                 told = state
                 print(f"secure-fed: {state}", file=sys.stderr, flush=True)
+            rotate(log)
             time.sleep(0.2)
     finally:
         ended(process, group=True)
-    return _judged(_since(log, begun), link, port, log)
+    return _judged(tail.read(), link, port, log, connected=told == "connected")
 
 
 def _state(text: str) -> str:
@@ -179,8 +183,8 @@ def _state(text: str) -> str:
     return "the SuperLink does not answer yet; trying on" if tries >= 0 else ""
 
 
-def _judged(text: str, link: Link, port: int, log: Path) -> str:
-    """The reason why a SuperNode ended. LinkError where a restart would end in the same way."""
+def _judged(text: str, link: Link, port: int, log: Path, connected: bool = False) -> str:
+    """The reason why a SuperNode ended. LinkError where a restart would end in the same way. connected: it was, lately."""
     for words, sentence in (
         (
             "CERTIFICATE_VERIFY_FAILED",
@@ -200,15 +204,29 @@ def _judged(text: str, link: Link, port: int, log: Path) -> str:
     ):
         if words in text:
             raise LinkError(sentence)
-    if "SuperNode ID:" not in text:
+    if "SuperNode ID:" not in text and not connected:
         raise LinkError(f"the SuperNode could not reach {link.superlink}; {log} says why")
     return "the connection was lost"
 
 
-def _since(log: Path, begun: int) -> str:
-    with open(log, "rb") as file:
-        file.seek(begun)
-        return file.read().decode(errors="replace")
+class Tail:
+    """The newest lines of a log that grows, from its present end on. Each byte is read once."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._at = log.stat().st_size if log.exists() else 0
+        self._kept = ""
+
+    def read(self) -> str:
+        """The last lines so far, at most `_KEPT` characters."""
+        with open(self._log, "rb") as file:
+            if os.fstat(file.fileno()).st_size < self._at:  # it was put aside
+                self._at = 0
+            file.seek(self._at)
+            new = file.read(_KEPT)
+        self._at += len(new)
+        self._kept = (self._kept + new.decode(errors="replace"))[-_KEPT:]
+        return self._kept
 
 
 def _free_port() -> int:

@@ -5,9 +5,7 @@ In a private run, survivors and seconds are withheld from the page that may be p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 from secure_fed.report.formatting import number, power_of_two, size, time
@@ -36,8 +34,10 @@ def colluding(record: RunRecord) -> str:
     if not share:
         return "no client colludes with the server"
     if not found or record.hides_cohort or record.draws_by_coins:
-        return f"at most {100 * share:g} % of a round's clients, rounded down, collude with the server"
-    most = math.floor(Fraction(str(share)) * found["clients"])
+        return f"at most {100 * share:g} % of a round's clients, rounded up, collude with the server"
+    from protocols import thresholds
+
+    most = thresholds.colluding(found["clients"], share)
     verb = "colludes" if most < 2 else "collude"
     return f"{_at_most(most)} of the {number(found['clients'])} clients invited to a sum {verb} with the server"
 

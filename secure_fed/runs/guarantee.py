@@ -337,7 +337,7 @@ def _colluding(settings: SecureAggregationConfig) -> str:
     """The number of clients that may collude with the server: a share, because rounds differ in size."""
     if not settings.corrupt:
         return "while no client colludes with it"
-    return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded down) collude with it"
+    return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded up) collude with it"
 
 
 def noise_in_words(found: Mapping[str, Any]) -> str:

@@ -50,9 +50,10 @@ def framed(purpose: str, context: bytes, body: bytes = b"") -> bytes:
     return b"".join(struct.pack("<I", len(part)) + part for part in parts) + body
 
 
-def hkdf(secret: bytes, session: bytes, purpose: str, *ids: int) -> bytes:
+def hkdf(secret: bytes, session: bytes, purpose: str, *ids: int, publics: bytes = b"") -> bytes:
+    """publics: the public keys of the two parties, in the order of their numbers in `ids`."""
     extracted = hmac.digest(session, secret, "sha256")
-    return hmac.digest(extracted, framed(purpose, struct.pack(f"<{len(ids)}I", *ids)) + b"\1", "sha256")
+    return hmac.digest(extracted, framed(purpose, struct.pack(f"<{len(ids)}I", *ids)) + publics + b"\1", "sha256")
 
 
 def chacha_block(key: bytes, counter: int, nonce: bytes) -> bytes:
@@ -160,7 +161,7 @@ def session_number(cast: Mapping[str, Any], ids: list[int], identities: Mapping[
     neighbours = cast.get("neighbours", len(ids) - 1)
     partners = int(bool(active) and neighbours < len(ids) - 1)
     numbers = (neighbours, cast["threshold"], cast.get("survivors", 2), active, partners, cast["bound"])
-    encoded = b"secure-fed/session" + struct.pack("<II", 2, 4) + b"test" + struct.pack("<Q", 7) + bytes(range(32))
+    encoded = b"secure-fed/session" + struct.pack("<II", 3, 4) + b"test" + struct.pack("<Q", 7) + bytes(range(32))
     encoded += struct.pack("<II", cast.get("length", 4), cast.get("bits", 32))
     encoded += struct.pack(f"<I{len(ids)}I", len(ids), *ids) + struct.pack("<5IQ", *numbers) + registry
     return hashlib.sha256(encoded).digest()

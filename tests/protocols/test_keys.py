@@ -19,7 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.errors import Tampering
-from protocols.keys import AgreementKey, Identity, Secret, belongs, commitment, derive, seal, unseal, verify
+from protocols.keys import (
+    AgreementKey,
+    Identity,
+    Secret,
+    belongs,
+    channels,
+    commitment,
+    derive,
+    pair_mask,
+    seal,
+    unseal,
+    verify,
+)
 from protocols.roster import SMALL_ORDER, point
 from tests.cells import every
 from tests.protocols import slow
@@ -157,6 +169,27 @@ def test_a_private_key_is_known_by_every_one_of_its_bits() -> None:
 @every(("purpose", "ids"), [("mask", (3, 9)), ("share", (2**32 - 2, 0)), ("", ()), ("ü", (1,))])
 def test_derivation_is_hkdf_over_an_encoding_with_lengths(purpose: str, ids: tuple[int, ...]) -> None:
     assert derive(Secret(RAW), SESSION, purpose, *ids).reveal() == slow.hkdf(RAW, SESSION, purpose, *ids)
+    named = derive(Secret(RAW), SESSION, purpose, *ids, publics=OTHER)
+    assert named.reveal() == slow.hkdf(RAW, SESSION, purpose, *ids, publics=OTHER)
+
+
+@every("kind", ["plus the point of order 2", "with its highest bit set", "itself"])
+def test_a_twin_of_a_key_agrees_on_its_secret_and_shares_no_key_with_the_other_end(kind: str) -> None:
+    """One end got a twin of the other's key. On the curve (u, v) + (0, 0) = (1 / u, ...); X25519 ignores the top bit."""
+    one, other = AgreementKey.new(), AgreementKey.new()
+    u = int.from_bytes(other.public, "little")
+    twin = {"itself": u, "with its highest bit set": u + 2**255, "plus the point of order 2": pow(u, -1, P)}[kind]
+    shown = twin.to_bytes(32, "little")
+    assert one.agree(shown) == one.agree(other.public) == other.agree(one.public)
+    for me, peer in ((1, 2), (2, 1)):
+        mine, theirs = pair_mask(one, shown, SESSION, me, peer), pair_mask(other, one.public, SESSION, peer, me)
+        assert (mine[0] == theirs[0]) is (kind == "itself")
+        assert mine[1] == -theirs[1]
+        sends, gets = channels(one, shown, SESSION, me, peer)
+        back = channels(other, one.public, SESSION, peer, me)
+        assert ((sends, gets) == back[::-1]) is (kind == "itself")
+        assert sends != gets
+        assert (sends in back or gets in back) is (kind == "itself")
 
 
 USES: list[tuple[bytes, str, tuple[int, ...]]] = [

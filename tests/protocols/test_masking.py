@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import random
+import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
@@ -78,14 +79,18 @@ def test_all_clients_at_the_bound_do_not_wrap_around(bits: int, bound: float, cl
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_bound_that_is_extreme_has_a_scale_or_is_refused(bits: int) -> None:
-    for bound in (1e300, 1.7e308, 1e-300, 2.0**-1022):
+    for bound in (1e300, 2e307, 1e-300, 2.0**-1022):
         codec = FixedPoint(bits, bound, 7)
+        assert math.isfinite(7 * (bound + codec.error))
         assert math.isfinite(codec.scale)
         assert codec.scale * bound >= 1
         found = codec.decode(codec.encode(np.array([bound, -bound])))
         assert found.tolist() == pytest.approx([bound, -bound], rel=1e-6)
     with pytest.raises(RangeError):
         FixedPoint(bits, 5e-324, 7)
+    for clients in (1, 7):
+        with pytest.raises(RangeError, match="beyond the largest float"):
+            FixedPoint(bits, sys.float_info.max, clients)
 
 
 def test_nearest_goes_to_the_even_one_on_a_tie() -> None:

@@ -12,7 +12,7 @@ import pytest
 from protocols.errors import ParameterError
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters, Policy
-from protocols.thresholds import ABORT, Choice, at_least, choose
+from protocols.thresholds import ABORT, Choice, at_least, choose, colluding, counted_shares, losses
 from tests.cells import chosen, every
 
 SIZES = (10, 50, 99, 100, 200, 250)
@@ -77,7 +77,7 @@ def test_every_choice_keeps_its_promises(sizes: tuple[int, ...], corrupt: float,
 
 def require_kept(clients: int, corrupt: float, dropout: float, active: bool) -> None:
     choice = choose(clients, corrupt=corrupt, dropout=dropout, active=active)
-    bad, missing = round(100 * corrupt) * clients // 100, round(100 * dropout) * clients // 100
+    bad, missing = -(-round(100 * corrupt) * clients // 100), round(100 * dropout) * clients // 100
     h, c, t = choice.neighbours, choice.corrupt, choice.threshold
     assert choice.survivors == clients - missing
     assert c < t <= h
@@ -214,3 +214,22 @@ def test_shares_are_the_decimals_they_are_written_as() -> None:
     """The binary fraction nearest 0.29 is slightly smaller, and 100 times it would round down to 28 clients."""
     choice = choose(100, corrupt=0.29, dropout=0.29, active=False, neighbours=99)
     assert (choice.corrupt, choice.survivors) == (29, 71)
+
+
+@every("clients", [2, 3, 4, 5, 8, 9, 10, 11, 30])
+def test_colluders_are_counted_upwards_and_losses_as_far_as_a_sum_can_survive(clients: int) -> None:
+    """Of three or more at least one for any share above 0, never fewer than the share, and the next one would be too many."""
+    for share in (0.001, 0.1, 0.3, 0.49):
+        found = colluding(clients, share)
+        assert found == (-(-round(1000 * share) * clients // 1000) if clients > 2 else 0)
+        assert counted_shares(clients, share, 0.0) == clients - found
+        for active in (False, True):
+            most = losses(clients, corrupt=share, active=active)
+            for missing in range(clients):
+                settings: dict[str, Any] = {"corrupt": share, "dropout": (missing + 0.5) / clients, "active": active}
+                if missing <= most:
+                    assert choose(clients, **settings).survivors == clients - missing
+                else:
+                    with pytest.raises(ParameterError):
+                        choose(clients, **settings)
+    assert colluding(clients, 0.0) == 0

@@ -259,8 +259,9 @@ class Reading:
         return {me: {other: self.unsealed(me, other) for other in self.chosen[me]} for me in self.ids}
 
     def unsealed(self, sender: int, receiver: int) -> bytes:
-        agreed = slow.x25519(self.key(receiver, "channel"), slow.public(self.key(sender, "channel")))
-        channel = slow.hkdf(agreed, self.session, "share", sender, receiver)
+        publics = [slow.public(self.key(one, "channel")) for one in (sender, receiver)]
+        agreed = slow.x25519(self.key(receiver, "channel"), publics[0])
+        channel = slow.hkdf(agreed, self.session, "share", sender, receiver, publics=b"".join(publics))
         sealed, _ = slow.table(self.said("share", sender)[32:], 82)
         return slow.unsealed(channel, sealed[receiver], self.session + struct.pack("<II", sender, receiver))
 
@@ -270,7 +271,9 @@ class Reading:
         masks = [(1, self.key(me, "seed"))]
         for other in self.partners[me]:
             agreed = slow.x25519(self.key(me, "mask"), slow.public(self.key(other, "mask")))
-            secret = slow.hkdf(agreed, self.session, "mask", min(me, other), max(me, other))
+            pair = sorted((me, other))
+            publics = b"".join(slow.public(self.key(one, "mask")) for one in pair)
+            secret = slow.hkdf(agreed, self.session, "mask", *pair, publics=publics)
             masks.append((1 if other > me else -1, secret))
         for sign, secret in masks:
             total = [x + sign * m for x, m in zip(total, slow.mask(secret, self.length, self.bits), strict=True)]
@@ -300,7 +303,7 @@ def test_the_session_and_every_header_are_as_described(read: Reading) -> None:
     kinds = {"advertise": 1, "share": 3, "mask": 4, "consistency": 5, "unmask": 6}
     for name, message in read.recorded["said"].items():
         stage, me = name.split()
-        header = b"SFSA" + bytes([2, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
+        header = b"SFSA" + bytes([3, kinds[stage], 0, 0]) + read.session + struct.pack("<II", int(me), 0)
         assert bytes.fromhex(message)[:48] == header
 
 

@@ -157,7 +157,7 @@ def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(pla
     beside = federation.assembly.protection.beside
     invited = federation.assembly.masks.invited
     assert (beside, invited) == (12 if place == "hidden" else 3, asked + beside)
-    assert shares.shares == federation.assembly.masks.sums.terms.least(invited) - math.floor(0.2 * invited) - beside
+    assert shares.shares == federation.assembly.masks.sums.terms.least(invited) - math.ceil(0.2 * invited) - beside
     brought = []
 
     def noted(sigma: int, size: int, stream: Any) -> Any:

@@ -84,7 +84,7 @@ class Terms:
         if clients < self.invited:
             if clients < self.least(clients):
                 raise Aborted(f"{clients} clients are left, fewer than the {self.least(clients)} that a sum needs")
-            corrupt = (colluding(self.invited, corrupt) + 0.5) / clients
+            corrupt = max(0.0, colluding(self.invited, corrupt) - 0.5) / clients  # counted upwards
             dropout = (clients - surviving(self.invited, chosen.dropout) + 0.5) / clients
         try:
             return _chosen(clients, corrupt, dropout, chosen.active, chosen.neighbours, chosen.threshold)

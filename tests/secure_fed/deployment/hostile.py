@@ -221,9 +221,13 @@ class OnTheWay:
         found: set[int] = self.inner.nodes()
         return found
 
-    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope] | None]:
         asked = {node: self._touched("request", node, one, one) for node, one in envelopes.items()}
-        for node, answer in self.inner.exchange(asked, seconds):
+        for found in self.inner.exchange(asked, seconds):
+            if found is None:
+                yield None
+                continue
+            node, answer = found
             self._know(node, answer)
             yield node, self._touched("answer", node, envelopes[node], answer)
 

@@ -96,6 +96,7 @@ def founded(
         "coordinators": [fingerprint(key.public)],
         "privacy": False,
         "secure_aggregation": False,
+        "active": False,
         "least_corrupt": 0.0,
         "most_epsilon": 1e6,
     }

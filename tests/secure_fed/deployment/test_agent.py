@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,8 +33,8 @@ def folder() -> Iterator[Path]:
 
 
 @contextmanager
-def serving(folder: Path, answer: agent.Answer) -> Iterator[None]:
-    thread = threading.Thread(target=agent.serve, args=(folder, answer), daemon=True)
+def serving(folder: Path, answer: agent.Answer, **bounds: Any) -> Iterator[None]:
+    thread = threading.Thread(target=agent.serve, args=(folder, answer), kwargs=bounds, daemon=True)
     thread.start()
     while not relay.listens(folder / relay.SOCKET):  # a socket exists before it accepts connections
         assert thread.is_alive()
@@ -80,6 +82,40 @@ def test_rubbish_is_answered_and_the_next_one_is_served(folder: Path) -> None:
             peer.sendall(b"\xff" * 8)
             assert b"too large" in peer.recv(1000)
         assert relay.ask(folder / relay.SOCKET, ASKED, 10).arrays["a"][1] == 2
+
+
+def test_no_more_is_read_than_the_next_message_may_have(folder: Path) -> None:
+    """A size that is only stated is refused, and nothing of it is read or made."""
+    with serving(folder, doubled, most=lambda: ASKED.arrays["a"].nbytes):
+        assert relay.ask(folder / relay.SOCKET, ASKED, 10).arrays["a"][1] == 2
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(relay.place(folder / relay.SOCKET))
+            stated = struct.pack("<I", 2) + b"{}" + struct.pack("<IH", 1, 1) + b"a" + struct.pack("<BBQ", 3, 1, 41)
+            peer.sendall(stated)
+            assert b"too large: all arrays: 41, above 40" in peer.recv(1000)
+
+
+def test_a_silent_peer_is_dropped_in_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agent._SILENCE <= 15
+    monkeypatch.setattr(agent, "_SILENCE", 0.2)
+    with serving(folder, doubled), socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(relay.place(folder / relay.SOCKET))
+        peer.sendall(b"\x05\0")  # and no more
+        assert relay.ask(folder / relay.SOCKET, ASKED, 10).arrays["a"][1] == 2
+
+
+def test_a_long_log_is_put_aside_and_its_writer_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "_MOST_LOG", 10)
+    log = folder / LOG
+    with open(log, "ab", buffering=0, opener=agent.private) as writer:
+        writer.write(b"ten bytes.")
+        agent.rotate(log)
+        assert log.read_bytes() == b"ten bytes."
+        writer.write(b"!")
+        agent.rotate(log)
+        writer.write(b"more")
+    assert (log.read_bytes(), (folder / f"{LOG}.1").read_bytes()) == (b"more", b"ten bytes.!")
+    assert stat.S_IMODE((folder / f"{LOG}.1").stat().st_mode) == 0o600
 
 
 def test_an_agent_that_does_not_answer_in_time_is_a_refusal(folder: Path) -> None:

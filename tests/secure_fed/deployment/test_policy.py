@@ -10,7 +10,7 @@ import pytest
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, CharterError, Member, fingerprint
-from secure_fed.deployment.policy import Policy, PolicyError, require
+from secure_fed.deployment.policy import Policy, PolicyError, objections, require
 
 COORDINATOR = Identity.new()
 MEMBERS = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(10))
@@ -22,7 +22,7 @@ TERMS: dict[str, dict[str, Any]] = {
     "evaluation": {"audit_fraction": 0.0},
 }
 ACTIVE = {"secure_aggregation": {"active": True}}
-POLICY = Policy(coordinators=(fingerprint(COORDINATOR.public),))
+POLICY = Policy(coordinators=(fingerprint(COORDINATOR.public),), active=False)
 
 
 def charter(**changes: dict[str, Any]) -> Charter:
@@ -32,6 +32,9 @@ def charter(**changes: dict[str, Any]) -> Charter:
 
 
 def test_the_usual_policy_admits_what_it_should() -> None:
+    usual = Policy(coordinators=POLICY.coordinators)
+    require(usual, charter(**ACTIVE))
+    assert len([*objections(usual, charter())]) == 1, "active"
     require(POLICY, charter())
     named = replace(
         POLICY,
@@ -133,4 +136,4 @@ def test_a_noise_multiplier_alone_states_no_epsilon() -> None:
 
 def test_every_limit_has_a_charter_that_breaks_it() -> None:
     words = {word.strip(",") for name, _, _ in BROKEN for word in name.split()}
-    assert [one.name for one in fields(Policy) if one.name not in words] == []
+    assert [one.name for one in fields(Policy) if one.name not in words] == ["accept"], "a person's limit"

@@ -27,7 +27,7 @@ from secure_fed.commands.cli import main
 from secure_fed.deployment import memberships, messages, relay
 from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.envelope import REQUEST, Envelope, sealed, unsealed
-from secure_fed.deployment.home import FEDERATIONS, LEDGER, CoordinatorHome, Home, Journal
+from secure_fed.deployment.home import CHARTER, FEDERATIONS, LEDGER, CoordinatorHome, Home, Journal
 from secure_fed.deployment.messages import Accepted, Ended, Refusal
 from secure_fed.deployment.node import Node
 from secure_fed.rounds.client import Client
@@ -218,7 +218,7 @@ def test_a_reservation_without_a_step_is_given_back_and_the_federation_stays_clo
     assert (begun, spent(home)) == ([], 0.0)
     assert released(home) == 0, "again, which changes nothing"
     assert "nothing is reserved for it" in capsys.readouterr().out
-    assert main(["node", "status", str(home), "--json"]) == 0
+    assert main(["node", "status", str(home), "--json"]) == 1
     (listed,) = json.loads(capsys.readouterr().out)["federations"]
     assert (listed["name"], listed["closed"], listed["given_back"]) == ("hospitals", True, True)
     assert isinstance(federation.offer(node, "second"), Accepted)
@@ -263,9 +263,10 @@ def test_a_federation_of_an_earlier_version_is_given_back_under_the_same_rule(
     node.close()
     folder = Home.load(home).federation(federation.party.charter.digest)
     (folder / memberships.ACCEPTED).unlink()
+    (folder / CHARTER).unlink()
     assert sorted(path.name for path in folder.iterdir()) == ["attendance", "private"], "the files of that version"
     capsys.readouterr()
-    assert main(["node", "status", str(home)]) == 0
+    assert main(["node", "status", str(home)]) == 1
     listed = next(line for line in capsys.readouterr().out.splitlines() if folder.name[:12] in line)
     assert "(accepted by an earlier version)  open, epsilon 7.994 and delta 1e-05 reserved" in listed
     (folder / "attendance").write_bytes(bytes(8))  # it took part in round 1

@@ -165,7 +165,7 @@ def test_no_plain_update_is_on_the_wire(ran: Ran, simulated: Simulated) -> None:
 
 def test_every_node_knows_what_it_was_asked_and_what_it_spent(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
     for home in ran.party.homes:
-        assert main(["node", "status", str(home), "--json"]) == 0
+        assert main(["node", "status", str(home), "--json"]) == 1, "its agent has ended"
         status = json.loads(capsys.readouterr().out)
         assert status["spent"]["epsilon"] <= 8.0
         assert "unmask" in "".join(line["what"] for line in status["last"])

@@ -59,7 +59,8 @@ def ask(carrier, kind, arrays, seconds=120):
     header = json.dumps({{"kind": kind}}).encode()
     begun = time.monotonic()
     found = []
-    for node, answer in carrier.exchange({{node: Envelope(header, arrays) for node in carrier.nodes()}}, seconds):
+    sent = {{node: Envelope(header, arrays) for node in carrier.nodes()}}
+    for node, answer in filter(None, carrier.exchange(sent, seconds)):
         same = all(np.array_equal(arrays[name], answer.arrays[name][::-1]) for name in arrays if arrays[name].ndim)
         same = same and set(arrays) == set(answer.arrays)
         found.append({{"header": json.loads(answer.header), "same": same}})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from secure_fed.deployment import home
-from secure_fed.flower.supernode import Link, LinkError, _judged
+from secure_fed.flower.supernode import Link, LinkError, Tail, _judged
 from tests.flower_keys import auth_keys, certificates
 from tests.flower_loopback import HOST, ROOT, Loopback, loopback
 
@@ -112,3 +112,20 @@ def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, 
         "clock wrong": "check this machine's clock",
     }.items():
         assert words in found[name][1], found
+
+
+def test_a_log_is_read_from_where_it_was_left_also_after_it_was_put_aside(tmp_path: Path) -> None:
+    log = tmp_path / "flower.log"
+    log.write_bytes(b"an earlier run\n")
+    tail = Tail(log)
+    for new, known in (("a\n", "a\n"), ("", "a\n"), ("b\n", "a\nb\n")):
+        with open(log, "a") as file:
+            file.write(new)
+        assert tail.read() == known
+    log.write_bytes(b"c\n")
+    assert tail.read() == "a\nb\nc\n"
+    log.write_text("x" * 300_000)
+    for _ in range(5):
+        found = tail.read()
+    assert found == "x" * len(found)
+    assert len(found) <= 100_000

@@ -32,6 +32,10 @@ from tests.secure_fed.masked.wide_toys import (
 
 EIGHT = [3] * 8
 ACTIVE = {**MASKED, "secure_aggregation.active": True, "secure_aggregation.dropout": 0.0, "federation.cohort": 4}
+ONE_MAY_VANISH = {
+    "secure_aggregation.dropout": 0.25,
+    "secure_aggregation.corrupt": 0.0,
+}  # of four, none may collude then
 VICTIM, OTHERS, STILL = 3, (0, 1, 2), (4, 5, 6, 7)
 METHODS: dict[str, dict[str, Any]] = {
     "fra_lora": SKETCH,
@@ -104,7 +108,7 @@ def test_without_the_comparison_the_sum_is_the_victims_message(way: str, monkeyp
 @pytest.mark.parametrize("second", [(VICTIM, *STILL[:3]), (*OTHERS,)], ids=["mixed", "one less"])
 def test_clients_of_another_first_sum_refuse_the_second_though_it_was_asked_alike(second: tuple[int, ...]) -> None:
     """If a later sum mixes two first sums, or leaves out a client of the first, the difference of sums reveals one client."""
-    built = federation({**ACTIVE, **SKETCH, "secure_aggregation.dropout": 0.25}, sizes=EIGHT)
+    built = federation({**ACTIVE, **SKETCH, **ONE_MAY_VANISH}, sizes=EIGHT)
     first = request_of(built)
     for number, clients in enumerate([(*OTHERS, VICTIM), STILL]):
         assert not session(built, first, number=number, clients=clients).refused
@@ -115,9 +119,7 @@ def test_clients_of_another_first_sum_refuse_the_second_though_it_was_asked_alik
 
 @pytest.mark.parametrize("active", [True, False])
 def test_a_second_sum_that_loses_a_client_is_opened_by_nobody(active: bool) -> None:
-    built = federation(
-        {**ACTIVE, **SKETCH, "secure_aggregation.dropout": 0.25, "secure_aggregation.active": active}, sizes=EIGHT
-    )
+    built = federation({**ACTIVE, **SKETCH, **ONE_MAY_VANISH, "secure_aggregation.active": active}, sizes=EIGHT)
     four = (*OTHERS, VICTIM)
     first = request_of(built)
     assert not session(built, first, clients=four).refused

@@ -92,7 +92,7 @@ def test_honest_rounds_are_made_and_the_list_is_counted() -> None:
 def test_coins_that_may_draw_too_few_are_refused(cohort: int, clients: int, allowed: bool) -> None:
     """Against the exact probability, in rational numbers."""
     terms = replace(build().assembly.masks.sums.terms, invited=cohort)  # type: ignore[union-attr]
-    fewest = max(3, cohort // 20 + 2) + cohort // 20
+    fewest = max(3, -(-cohort // 20) + 2) + cohort // 20
     drawn, others = Fraction(cohort, clients), 1 - Fraction(cohort, clients)
     fewer = sum(math.comb(clients, k) * drawn**k * others ** (clients - k) for k in range(fewest))
     assert bool(fewer <= 2.0**-40) is allowed

@@ -68,7 +68,7 @@ def test_a_federation_of_two_has_no_masks() -> None:
 @every(
     "settings",
     [
-        {f"{S}corrupt": 0.45, f"{S}dropout": 0.45},
+        {f"{S}corrupt": 0.4, f"{S}dropout": 0.45},
         {f"{S}corrupt": 0.3, f"{S}dropout": 0.3, f"{S}active": True},
         {f"{S}neighbours": 3},
         {f"{S}neighbours": 2, f"{S}corrupt": 0.2},

@@ -1,0 +1,164 @@
+"""What silent members and strangers cost, in seconds of a clock that the test moves: `Links` with members that only sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from protocols.keys import Identity
+from secure_fed.config import RunConfig
+from secure_fed.deployment import coordinator, messages
+from secure_fed.deployment.charter import Charter, Member
+from secure_fed.deployment.coordinator import Links, Settings
+from secure_fed.deployment.envelope import ANSWER, Envelope, digest, sealed, unsealed
+from secure_fed.methods.method import RoundPlan
+from secure_fed.rounds.transport import Reply, Request
+from secure_fed.tensors.tensors import Layout, Tensors
+
+DEADLINE = Settings().deadline
+ANSWERS_IN = 5.0  # seconds
+MEMBERS, ENOUGH = 4, 3
+COORDINATOR, KEYS = Identity.new(), [Identity.new() for _ in range(MEMBERS)]
+CHANGE = Tensors({"bias": torch.zeros(3)})
+CHARTER = Charter(
+    "hospitals",
+    "run",
+    RunConfig().replace({("evaluation", "audit_fraction"): 0.0}),
+    ("a", "b"),
+    ("a", "b"),
+    "model",
+    tuple(Member(f"c{number}", key.public) for number, key in enumerate(KEYS)),
+    COORDINATOR.public,
+)
+Mute = Callable[
+    [int, int, str, float], bool
+]  # from round, node, kind of message and time: whether the node gives no answer
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Slow:
+    """A carrier to nodes that answer after some seconds, or never. Node 100 + n is member n, every other one a stranger.
+
+    Node 7777 answers what it was not asked.
+    """
+
+    clock: Clock
+    mute: Mute
+    round: int = 0
+    strangers: set[int] = field(default_factory=set)
+
+    def nodes(self) -> set[int]:
+        return {100 + number for number in range(MEMBERS)} | self.strangers
+
+    def exchange(self, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[tuple[int, Envelope] | None]:
+        begun, waiting = self.clock.now, dict(envelopes)
+        answering = {node: not self.mute(self.round, node, messages.kind(one), begun) for node, one in waiting.items()}
+        yield 7777, Envelope(b"an answer that nobody was asked for")
+        while waiting and self.clock.now < begun + seconds:
+            for node in [node for node in waiting if answering[node] and self.clock.now >= begun + ANSWERS_IN]:
+                yield node, self.answer(node - 100, waiting.pop(node))
+            if waiting:
+                yield None
+                self.clock.sleep(0.3)
+
+    def answer(self, member: int, asked: Envelope) -> Envelope:
+        message, found = messages.decode(unsealed(asked)), messages.Ended()
+        if isinstance(message, messages.Offer):
+            return messages.encode(message.accepted(KEYS[member], CHARTER.digest, member))
+        if isinstance(message, Request):
+            found = Reply(member, CHANGE, 1.0, 0.0)  # type: ignore[assignment]
+        return sealed(messages.encode(found), KEYS[member], ANSWER, CHARTER.digest, digest(asked))
+
+
+@dataclass
+class Took:
+    """What rounds took: the seconds of all, the number of members that answered each, and the coordinator's lines."""
+
+    seconds: float
+    answered: list[int]
+    said: list[str]
+
+
+def rounds(count: int, mute: Mute, monkeypatch: pytest.MonkeyPatch, strangers: bool = False) -> Took:
+    """`count` rounds of one request. strangers: in every round another one connects, and gives no answer."""
+    clock, said, answered = Clock(), list[str](), list[int]()
+    monkeypatch.setattr(coordinator, "time", clock)
+    carrier = Slow(clock, lambda round_, node, kind, at: node >= 1000 or mute(round_, node, kind, at))
+    links = Links(carrier, CHARTER, COORDINATOR, DEADLINE, said.append)
+    plan = RoundPlan((), (), ("only",))
+    for number in range(1, count + 1):
+        carrier.round, carrier.strangers = number, {1000 + number} if strangers else set()
+        assert links.await_members(range(MEMBERS), ENOUGH, Settings().wait)
+        asked = Request(number - 1, "only", plan, 0.1, Layout.of(CHANGE).digest, Tensors())
+        answered.append(len([*links.exchange(dict.fromkeys(range(MEMBERS), asked))]))
+    return Took(clock.now - 1000.0, answered, said)
+
+
+def nobody(*_: object) -> bool:
+    return False
+
+
+def silent(round_: int, node: int, kind: str, at: float) -> bool:
+    return node == 103 and round_ >= 2
+
+
+def test_a_silent_member_costs_one_deadline_and_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four members, one silent from round 2 of 100, at the default deadline."""
+    whole = rounds(100, nobody, monkeypatch)
+    assert whole.answered == [4] * 100
+    found = rounds(100, silent, monkeypatch)
+    assert found.answered == [4] + [3] * 99
+    extra = found.seconds - whole.seconds
+    assert DEADLINE < extra < DEADLINE + 1.2 * coordinator._OFFER + 60, extra
+    assert [line for line in found.said if "connected" not in line] == [
+        "waiting for c0, c1, c2, c3: 3 of 4 are enough",
+        "waiting for c3, at most 600 s in all",
+        "c3 did not answer in 600 s",
+        "waiting for c3: 3 of 4 are enough",
+        "going on without c3",
+    ]
+
+
+def test_a_member_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rounds(100, lambda round_, *one: silent(round_, *one) and round_ < 30, monkeypatch)
+    assert found.answered[:29] == [4] + [3] * 28
+    assert found.answered[-1] == 4
+    assert found.said[-1] == "c3 is connected"
+
+
+def test_a_member_that_accepts_and_never_answers_a_round_costs_ever_fewer_deadlines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = rounds(1000, lambda round_, node, kind, at: silent(round_, node, kind, at) and kind != "offer", monkeypatch)
+    deadlines = found.said.count("c3 did not answer in 600 s")
+    assert 2 < deadlines <= 6, "of 999 rounds"
+    assert set(found.answered) == {3, 4}
+
+
+@pytest.mark.parametrize("mute", [nobody, silent], ids=["all members there", "one member silent"])
+def test_strangers_never_block(monkeypatch: pytest.MonkeyPatch, mute: Mute) -> None:
+    alone = rounds(100, mute, monkeypatch)
+    found = rounds(100, mute, monkeypatch, strangers=True)
+    assert found.answered == alone.answered
+    assert found.seconds - alone.seconds < 100 * 2.5, "polls, and no offer's time"
+    assert coordinator._OFFER > 20
+
+
+def test_a_node_that_loads_its_model_for_minutes_is_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rounds(2, lambda round_, node, kind, at: node == 103 and at < 1000.0 + 240, monkeypatch)
+    assert found.answered == [4, 4]
+    assert found.seconds < 500
