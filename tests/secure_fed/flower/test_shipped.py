@@ -26,7 +26,6 @@ TOLD = {
     **UNITS,
     "compose.yaml": "\n".join(service.get("command", "") for service in COMPOSE["services"].values()),
     "loopback.sh": (SHIPPED / "loopback.sh").read_text(encoding="utf-8"),
-    "README.md": (ROOT / "README.md").read_text(encoding="utf-8"),
     "deployment.md": (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8"),
     "flower init": contents(Path("/srv/coordinator"), Connection())["README.md"],
 }
@@ -57,7 +56,7 @@ def halves(text: str) -> dict[str, list[argparse.Namespace]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["secure-fed-superlink.service", "compose.yaml", "loopback.sh", "README.md", "deployment.md", "flower init"]
+    "name", ["secure-fed-superlink.service", "compose.yaml", "loopback.sh", "deployment.md", "flower init"]
 )
 def test_every_superlink_listens_on_this_machine_alone(name: str) -> None:
     (found,) = superlinks(TOLD[name].replace('"${link#*:}"', "8000"))
@@ -118,7 +117,7 @@ def test_the_units_of_a_node_have_two_users_and_a_socket_between_them() -> None:
     assert not {"ReadWritePaths", "SupplementaryGroups"} & set(supernode)
 
 
-@pytest.mark.parametrize("name", ["deployment.md", "README.md", "flower init"])
+@pytest.mark.parametrize("name", ["deployment.md", "flower init"])
 def test_pages_advise_two_halves_with_one_socket(name: str) -> None:
     (half,), (other,) = halves(TOLD[name]).values()
     assert other.agent == half.socket
