@@ -245,7 +245,8 @@ def pair_mask(key: AgreementKey, public: bytes, session: bytes, me: int, other: 
     pair, publics = (me, other), key.public + public
     if other < me:
         pair, publics = (other, me), public + key.public
-    return derive(key.agree(public), session, "mask", *pair, publics=publics), 1 if other > me else -1
+    secret = derive(key.agree(public), session, "mask", *pair, publics=publics)
+    return secret, 1 if other > me else -1
 
 
 def channels(key: AgreementKey, public: bytes, session: bytes, me: int, other: int) -> Channel:

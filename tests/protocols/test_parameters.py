@@ -19,7 +19,7 @@ from tests.cells import every
 
 IDENTITIES = {client: hashlib.sha256(str(client).encode()).digest() for client in range(30)}
 TEN = tuple(range(10))
-GOLDEN = "f2fe2555ddfbc6096fa0759bb0ab092f4246f754b7191e9ad8dbb0edba7d3960"
+GOLDEN = "4b0aafe4e0472ff4d932c884f3ffd998ce3c82946cf33b502dc63f27fefbbfd1"
 
 
 def session_of(**changes: Any) -> Parameters:
