@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("secure_fed", "privacy", "protocols", "attacks")
-EXTRAS = {"evaluate", "flower", "quantized", "tensorboard", "wandb", "mlflow", "trl", "bench", "dev"}
+EXTRAS = {"evaluate", "flower", "quantized", "tensorboard", "wandb", "mlflow", "trl", "bench", "docs", "dev"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 

@@ -79,11 +79,15 @@ def train(chosen: argparse.Namespace) -> None:
         raise RunDirectoryError("--resume needs --out DIR, the run directory to go on with")
     config = RunConfig.load(chosen.config, () if chosen.resume else chosen.set)
     if chosen.resume:
-        from secure_fed.runs.directory import read_config, require_begun
+        from secure_fed.runs.directory import CONFIG, read_config, require_begun
 
         if chosen.config:
             require_begun(Path(chosen.out))
-        config = (config if chosen.config else read_config(Path(chosen.out))).override(chosen.set)
+        from secure_fed.methods.auto import as_begun
+
+        noted = (Path(chosen.out) / CONFIG).exists()  # a run that ended at its first write has no configuration yet
+        stored = read_config(Path(chosen.out)) if noted or not chosen.config else config
+        config = as_begun((config if chosen.config else stored).override(chosen.set), stored)
         _require_from_files(Path(chosen.out))
     if not chosen.dry_run:
         run(config, chosen, "", resume=chosen.resume)

@@ -36,6 +36,15 @@ def decided(run: RunConfig, model: nn.Module | None = None) -> tuple[RunConfig, 
     return run, said
 
 
+def as_begun(run: RunConfig, stored: RunConfig) -> RunConfig:
+    """The run with the choices of the stored run that it goes on with, where it leaves them open."""
+    method, model = (run.method.name == AUTO) * ("name", "rule"), (run.model.pooling == AUTO) * ("pooling",)
+    return run.replace(
+        {("method", key): getattr(stored.method, key) for key in method}
+        | {("model", key): getattr(stored.model, key) for key in model}
+    )
+
+
 def _method(run: RunConfig, model: nn.Module | None) -> tuple[dict[str, Any], str]:
     """The settings of [method] to choose, and why."""
     if model is not None and not _adaptable(model, run.method):

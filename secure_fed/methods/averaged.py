@@ -173,6 +173,7 @@ _ROWS = (
             travels="the whole model",
             mean_exact=True,
             lr=1.5e-4,
+            from_nothing=3e-3,
         ),
         _everything,
     ),

@@ -61,7 +61,8 @@ class Card:
     several rounds cannot be used; empty where it can. needs_means: likewise, why a median of contributions, or a mean of some
     of them, cannot replace their mean. lr: see `lr_of`. head_factor: the learning rate of the head's last layer divided by the
     rest's, where `training.head_factor` is not set. reach: the least product of rate and local steps of a run, see `lr_of`.
-    decoders: the rate of a model that continues texts, divided by that of an encoder of its width.
+    decoders: the rate of a model that continues texts, divided by that of an encoder of its width. from_nothing: the least rate
+    of a module without a configuration.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Card:
     head_factor: float = 3.0
     reach: float = 0.0
     decoders: float = 1.0
+    from_nothing: float = 0.0
 
     def lr_of(self, width: int | None, steps: float | None = None, *, decoder: bool = False) -> float:
         """The learning rate of AdamW where `training.lr` is not set: `lr`, and lr 256 / width of a model wider than 256.
@@ -85,11 +87,11 @@ class Card:
         run a weight moves by rate times steps at most. Where a run of so many local `steps` is too short for the method's
         `reach`, the rate is raised to reach / steps, at most fourfold. None: an unknown number of steps. decoder: whether the
         model continues texts, with `decoders` times the rate. A width of 0 is that of the user's own module, which most likely
-        is not pre-trained: it gets `_FROM_NOTHING` at least, since rates that keep pre-trained weights barely move it.
+        is not pre-trained: the rate is `from_nothing` at least, since rates that keep pre-trained weights barely move it.
         """
         rate = self.lr * (self.decoders if decoder else 1.0) * (min(1.0, _NARROW / width) if width else 1.0)
         if width == 0:
-            rate = max(rate, _FROM_NOTHING)
+            rate = max(rate, self.from_nothing)
         return min(max(rate, self.reach / steps), _MOST_RAISED * rate) if steps else rate
 
     def head_factor_of(self, width: int | None) -> float:
@@ -235,6 +237,5 @@ class LoraShaped(Protocol):
         """`tensors`, of a run that began with `initial`, as factors."""
 
 
-_FROM_NOTHING = 3e-3
 _NARROW = 256  # LoRA: 0.005 suits the built-in encoder of width 128; width 384 then gets 0.0033, where 0.003 suits
 _MOST_RAISED = 4.0

@@ -421,7 +421,7 @@ def test_an_interrupt_says_how_to_go_on(
 
 
 @pytest.mark.parametrize("command", ["audit", "report"])
-@pytest.mark.parametrize("instant", ["secure_fed.commands.cli._parser", "secure_fed.runs.directory.read_facts"])
+@pytest.mark.parametrize("instant", ["secure_fed.commands.cli.parser", "secure_fed.runs.directory.read_facts"])
 def test_an_interrupt_of_what_is_no_run_is_one_sentence_from_the_first_moment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, instant: str
 ) -> None:

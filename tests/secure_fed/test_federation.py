@@ -293,7 +293,7 @@ def test_a_default_configuration_may_be_left_out() -> None:
     settled = {"lr": 5e-3, "batch_size": 16, "lr_schedule": "stable_decay", "head_factor": 1.0}
     steps = {("training", name): value for name, value in settled.items()}
     server = {"server_optimizer": "mean", "server_lr": 1.0, "average_last": 1}
-    chosen = steps | {("federation", name): value for name, value in server.items()}
+    chosen = steps | {("federation", name): value for name, value in server.items()} | {("method", "name"): "fra_lora"}
     assert federation.config == RunConfig().replace(chosen)
     assert len(federation.assembly.clients) == 1
 

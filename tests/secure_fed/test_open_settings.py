@@ -158,7 +158,7 @@ def test_the_width_is_that_of_the_part_for_texts() -> None:
     of_parts = SimpleNamespace(get_text_config=lambda: text, vision=SimpleNamespace(hidden_size=64))
     by_stage = SimpleNamespace(hidden_size=(64, 128))
     found = [width_of(each) for each in (of_parts, text, by_stage, None)]
-    assert found == [512, 512, None, None]
+    assert found == [512, 512, None, 0], "0 is a module without a configuration"
 
 
 @every(

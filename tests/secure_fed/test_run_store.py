@@ -301,6 +301,7 @@ def command(small_model: Path, small_data: Path, tmp_path: Path) -> list[str]:
         "model": [f"name = '{small_model.as_posix()}'"],
         "data": [*files, "client = 'site'"],
         "federation": ["rounds = 2", "cohort = 2"],
+        "method": ["name = 'fra_lora'"],
         "training": ["steps = 1", "together = 1"],
     }
     toml.write_text("".join(f"[{name}]\n" + "\n".join(rows) + "\n" for name, rows in tables.items()))

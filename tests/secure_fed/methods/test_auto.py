@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS, build
-from secure_fed.methods.auto import decided
+from secure_fed.methods.auto import as_begun, decided
 from tests.secure_fed import toys
 
 PRIVATE = {"privacy.unit": "client", "privacy.epsilon": 8.0}
@@ -82,6 +82,13 @@ def test_a_run_stores_what_was_chosen_and_resumes_with_it(tmp_path: Path) -> Non
     stored = json.loads((tmp_path / "run" / "config.json").read_text())
     assert stored["method"]["name"] == "fra_lora"
     toys.federation({"method.name": "fra_lora", "federation.rounds": 1}).run(tmp_path / "run", resume=True)
+
+
+def test_a_resumed_run_chooses_nothing_anew() -> None:
+    """What the begun run chose stands, also where this version would choose otherwise; what is set stands too."""
+    begun = changed({"method.name": "federa", "method.rule": "rolora", "model.pooling": "mean"})
+    assert as_begun(RunConfig(), begun) == begun
+    assert as_begun(changed({"method.name": "head", "model.pooling": "model"}), begun).method.name == "head"
 
 
 def test_a_network_of_ones_own_learns_with_nothing_set() -> None:
