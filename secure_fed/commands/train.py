@@ -85,8 +85,8 @@ def train(chosen: argparse.Namespace) -> None:
             require_begun(Path(chosen.out))
         from secure_fed.methods.auto import as_begun
 
-        noted = (Path(chosen.out) / CONFIG).exists()  # a run that ended at its first write has no configuration yet
-        stored = read_config(Path(chosen.out)) if noted or not chosen.config else config
+        unwritten = chosen.config and not (Path(chosen.out) / CONFIG).exists()  # the run ended at its first write
+        stored = config if unwritten else read_config(Path(chosen.out))
         config = as_begun((config if chosen.config else stored).override(chosen.set), stored)
         _require_from_files(Path(chosen.out))
     if not chosen.dry_run:

@@ -64,6 +64,20 @@ def test_json_lines_may_lack_keys_and_their_head_goes_as_far_as_the_wanted_colum
         head(path, ("text", "topic"), "data.train")
 
 
+@pytest.mark.parametrize(
+    ("names", "present"),
+    [("text;label", ("text", "label")), ("text;note,label", ("text;note", "label")), ("text", ("text",))],
+)
+def test_semicolons_divide_a_csv_whose_first_line_has_no_comma(
+    names: str, present: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(names + "\n" + names.replace("text", '"a, b; c"').replace("label", "1") + "\n", encoding="utf-8")
+    assert head(path, (), "data.train").present == present
+    if present == ("text", "label"):
+        assert read(path, WANTED).columns == {"text": ["a, b; c"], "label": ["1"]}
+
+
 BROKEN = {
     "half.jsonl": b'{"text": "a", "label": 1}\n\n{"text": "b", "la',
     "array.json": b'[{"text": "a"}]',

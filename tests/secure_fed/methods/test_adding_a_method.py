@@ -47,7 +47,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 MASKED = {"secure_aggregation.enabled": True}
-PRIVATE = {"privacy.unit": "client", "privacy.noise_multiplier": 0.5, "privacy.delta": 1e-3, "privacy.clip_norm": 0.5}
+PRIVATE = {"privacy.unit": "client", "privacy.noise_multiplier": 0.05, "privacy.delta": 1e-3, "privacy.clip_norm": 0.5}
 
 
 @pytest.mark.parametrize(
