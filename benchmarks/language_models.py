@@ -16,9 +16,9 @@ train.jsonl.gz and test.jsonl.gz of `text` and `answer`. The dialogues are those
 LoRA has rank 8 and is on all linear layers. The first three train on 512 dialogues, drawn from 1,600 with repetition, or on
 256 of 800 rows of gsm8k: without privacy in steps of 8, or of 16 (2 of each silo) in a federation, by AdamW at the method's
 default rate; under privacy in 8 steps of 64, or 4, by plain gradient descent with momentum .5 at the server, since AdamW
-divides each number by a size that is mostly noise. Its rates are the best of `RATES` after 4 steps at epsilon 8 (`--only
-search`, on other dialogues; charged to no epsilon). A client trains one step on its conversation, with the same optimiser and
-rate.
+divides each number by a size that is mostly noise. Its rates are the better of `RATES` after 4 steps at epsilon 8 (`--only
+search`, on other dialogues; charged to no epsilon; 3.0 was tried with fedlora alone, whose loss rose to 18.9). A client trains
+one step on its conversation, with the same optimiser and rate.
 
 Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Membership:
 how much the loss of each of 96 trained rows fell, against that of the test rows. Canaries are conversations about a made-up
@@ -59,7 +59,7 @@ HOWS = ("search", "pooled", "alone", "silos", "noise", "clients")
 DATA, METHODS, EPSILONS = ("dialogues", "gsm8k"), ("fedlora", "ffa_lora", "federa", "fra_lora"), (math.inf, 8.0, 3.0)
 SILOS, BATCH = 8, 8
 EACH, ROUNDS, LONGEST = ({"dialogues": one, "gsm8k": two} for one, two in ((200, 100), (8, 4), (112, 144)))
-RATES = (0.3, 1.0, 3.0)
+RATES = (0.3, 1.0)
 POPULATION, COHORTS, OF_CLIENTS = 3000, (50, 100, 200), (8.0, 3.0, 1.0)
 TESTED, DELTA = 96, 1e-5
 ONCE, OFTEN, TIMES = 4, 4, 8  # canaries that occur once, canaries that occur `TIMES` times
@@ -223,7 +223,7 @@ class Watch:
 def figures(cell: Cell, model: str, gsm: Path, out: Path) -> Figures:
     """Train, and measure: in a process of its own, whose peak memory counts."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from secure_fed import Federation, RunConfig
 
@@ -242,13 +242,22 @@ def figures(cell: Cell, model: str, gsm: Path, out: Path) -> Figures:
             return {"noise": watch.probe}
     took, peak = time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     tuned = federation.load(result.state).eval()
-    base = AutoModelForCausalLM.from_pretrained(model, dtype="float32").eval()
     spent = {"epsilon spent": result.summary["epsilon"], "CPU seconds": took, "MiB": peak, "bytes up": watch.sent}
-    return spent | {"noise": watch.probe} | measured(cell, rows, tokenizer, base, tuned)
+    known = next(
+        (line for line in lines(out) if "members before" in line and rows_of(line) == rows_of(cell.named)), None
+    )
+    return spent | {"noise": watch.probe} | measured(cell, rows, tokenizer, model, tuned, known)
 
 
-def measured(cell: Cell, rows: Rows, tokenizer: Any, base: Any, tuned: Any) -> Figures:
-    """Losses before and after, checked answers, membership, exposures."""
+def rows_of(line: Figures) -> tuple[Any, ...]:
+    """What decides which rows a run has, so that the base model's losses on them are measured once."""
+    return line["data"], line["seed"], {"noise": "clients", "silos": "pooled"}.get(line["how"], line["how"])
+
+
+def measured(cell: Cell, rows: Rows, tokenizer: Any, base: str, tuned: Any, known: Figures | None) -> Figures:
+    """Losses before and after, checked answers, membership, exposures. known: a run on the same rows, from the same base."""
+    from transformers import AutoModelForCausalLM
+
     from attacks.extraction.exposure import USUAL_CHAT, Template, exposures, of_chats
     from secure_fed.config import DataConfig
     from secure_fed.learning import tasks
@@ -264,20 +273,25 @@ def measured(cell: Cell, rows: Rows, tokenizer: Any, base: Any, tuned: Any) -> F
         [tuple((one["role"], one["content"]) for one in row["messages"]) for row in some]
         for some in (rows.test, members)
     ]
-    before, after = (
-        [-of_chats(one, tokenizer, task, chats) for chats in turns]
-        for one in (base, tuned)  # nats of whole answers
-    )
+    nats = lambda one: [-of_chats(one, tokenizer, task, chats) for chats in turns]  # noqa: E731 - of whole answers
+    if known:
+        before = [np.array(known["before"]), np.array(known["members before"])]
+    else:
+        before = nats(AutoModelForCausalLM.from_pretrained(base, dtype="float32").eval())
+    if cell.how == "search":
+        return {"before": before[0].tolist(), "after": (-of_chats(tuned, tokenizer, task, turns[0])).tolist()}
+    after = nats(tuned)
     labels = task.encode(tokenizer, Texts(tuple(turns[0]), (None,) * len(turns[0]), ()), 2**20).columns["labels"]
     tokens = np.array([int((np.asarray(own) != IGNORED).sum()) for own in labels])
     fell = [one - other for one, other in zip(before, after, strict=True)]
     secrets = exposures(tuned, tokenizer, Template(USUAL_CHAT, 2), rows.planted, SECRETS, task=task)
     found: Figures = {
-        "before": before[0].tolist(), "after": after[0].tolist(), "tokens": tokens.tolist(),
+        "before": before[0].tolist(), "members before": before[1].tolist(), "after": after[0].tolist(),
+        "tokens": tokens.tolist(),
         "auc": auc(fell[1], fell[0]), "auc interval": auc_interval(fell[1], fell[0], 0.95, rng, 2000),
         "once": [one.exposure for one in secrets[:ONCE]], "often": [one.exposure for one in secrets[ONCE:]],
     }  # fmt: skip
-    if cell.data == "dialogues" and cell.how != "search":
+    if cell.data == "dialogues":
         found["right"] = checked(rows.test, tokenizer, tuned)
     return found
 
