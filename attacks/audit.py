@@ -34,9 +34,9 @@ _PLAIN_SIGHT = {
     "secure_server": "this server invites clients to a sum by name, so it knows the membership of whole clients",
     "server": "this server gets every update with its client's name, so it knows the membership of whole clients",
 }
-_BESIDE_PHANTOMS = {
-    "secure_server": "phantoms test the released model, not what this server sees",
-    "server": "needs no test: this server sees whether each phantom pulls",
+_BESIDE_DUMMIES = {
+    "secure_server": "dummies test the released model, not what this server sees",
+    "server": "needs no test: this server sees whether each dummy pulls",
 }
 
 
@@ -157,8 +157,8 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
     if in_plain_sight(attack, case.assembly, case.seen.vantage):
         return plain_sight(case.seen.vantage, case.assembly)
     if case.assembly.audit_pool.directions and not attack.directions:
-        if attack.membership and case.assembly.audit_pool.of == "phantoms":
-            return "the audited units are phantoms, which are nobody's data: they have no examples to look at"
+        if attack.membership and case.assembly.audit_pool.of == "dummies":
+            return "the audited units are dummies, which are nobody's data: they have no examples to look at"
         if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
     if not attack.directions:
@@ -179,7 +179,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
 
 def _of_those_who_learn(case: Case) -> Case:
     """The case without the updates of canary clients that move along a direction, because these contain no texts."""
-    canaries = {one.name for one in case.assembly.phantoms}
+    canaries = {one.name for one in case.assembly.dummies}
     if case.assembly.audit_pool.directions:
         canaries |= {unit.client for unit in case.units}
     updates = [update for update in case.seen.updates if update.client not in canaries]
@@ -188,7 +188,7 @@ def _of_those_who_learn(case: Case) -> Case:
 
 def plain_sight(vantage: str, assembly: Assembly) -> str:
     """The reason why no attack on whole clients is made at this server."""
-    return (_BESIDE_PHANTOMS if assembly.audit_pool.of == "phantoms" else _PLAIN_SIGHT)[vantage]
+    return (_BESIDE_DUMMIES if assembly.audit_pool.of == "dummies" else _PLAIN_SIGHT)[vantage]
 
 
 def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
@@ -249,7 +249,7 @@ def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> floa
     that each client adds also protects against the server, at the larger epsilon of a server that sees which clients take part.
     The audit's fellow client uses the models of all rounds and nothing else, which `epsilon` covers.
 
-    A phantom's coin decides whether it sends its change or zeros; these two are neighbours under every guarantee. The coin of a
+    A dummy's coin decides whether it sends its change or zeros; these two are neighbours under every guarantee. The coin of a
     unit of the data removes the unit. Data sets with and without the unit are not neighbours under guarantees where a unit is
     replaced by another, or (with shares of noise) stays and sends only its noise.
     """
@@ -275,7 +275,7 @@ def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, j
 def _baseline(target: Target, settings: Settings, why: str) -> Baseline:
     """The model-free baseline, which must be at chance."""
     held = target.assembly.audit_pool
-    nobody = "phantoms are nobody's data: they have no texts to be told apart by" if held.of == "phantoms" else ""
+    nobody = "dummies are nobody's data: they have no texts to be told apart by" if held.of == "dummies" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)
     if isinstance(found, str):
         return Baseline(None, None, None, found)

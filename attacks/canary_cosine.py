@@ -47,7 +47,7 @@ def run(case: Case, settings: Settings) -> Finding:
     """
     if not case.assembly.audit_pool.directions:
         raise Inapplicable(
-            "the run has no units with a random direction: leave evaluation.phantoms on, or set evaluation.canaries = "
+            "the run has no units with a random direction: leave evaluation.dummies on, or set evaluation.canaries = "
             "'direction'"
         )
     of_client = releases_of(case, None if public(case) else settings.max_rounds)

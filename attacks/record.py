@@ -244,7 +244,7 @@ class Audit:
     """One audit. The fields without a line of their own are the run's.
 
     unit: the unit of the guarantee, "none" without one; audited_unit: the unit that coins included or held out; audited_of:
-    "phantoms" if these units are nobody's data. recorded: what the run recorded (`evaluation.record`). references: the number
+    "dummies" if these units are nobody's data. recorded: what the run recorded (`evaluation.record`). references: the number
     of reference adapters. epsilon_promised: the run's epsilon, for an `adjacency` that coins may be unable to test;
     epsilon_accounted: the epsilon to compare findings with. personal: tensors that stay with clients. main: the main attack.
     asked_for: the attacks requested by name, empty if all. roc: by attack/vantage. clients, exposed, accusations: what the
@@ -287,9 +287,9 @@ class Audit:
     verdict: Verdict
 
     @property
-    def phantoms(self) -> bool:
-        """Whether the audited units are phantoms, which are nobody's data."""
-        return self.audited_of == "phantoms"
+    def dummies(self) -> bool:
+        """Whether the audited units are dummies, which are nobody's data."""
+        return self.audited_of == "dummies"
 
     @cached_property
     def main_cell(self) -> Cell | None:

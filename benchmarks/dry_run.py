@@ -29,7 +29,7 @@ from typing import Any
 from timing import Limit, at_most, machine, show
 
 ROOT = Path(__file__).resolve().parents[1]
-PRIVATE = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-5, "evaluation.phantoms": 0}
+PRIVATE = {"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-5, "evaluation.dummies": 0}
 AGAIN, FOUR = {"training.checkpointing": "true"}, {"model.quantization": "4bit"}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},

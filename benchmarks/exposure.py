@@ -120,7 +120,7 @@ def config(epsilon: float | None, seed: int, rounds: int) -> RunConfig:
             "federation": {"rounds": rounds, "seed": seed},
             "method": {"name": "fedlora", "rank": 16, "target_modules": ["c_attn", "c_fc", "c_proj"]},
             "training": {"lr": 5e-3, "lr_schedule": "constant", "epochs": 4, "batch_size": 10},
-            "evaluation": {"every": EVERY, **({"phantoms": 0} if epsilon else {"audit_fraction": 0.0})},
+            "evaluation": {"every": EVERY, **({"dummies": 0} if epsilon else {"audit_fraction": 0.0})},
             **private,
         }
     )

@@ -62,7 +62,7 @@ def config(method: str, epsilon: float, seed: int) -> RunConfig:
     if math.isfinite(epsilon):
         tables["privacy"] = {"unit": "example", "epsilon": epsilon, "delta": DELTA, "clip_norm": 1.0}
         tables["training"] = {"steps": 4}
-        tables["evaluation"] = {"every": ROUNDS, "phantoms": 0}
+        tables["evaluation"] = {"every": ROUNDS, "dummies": 0}
     return RunConfig.from_dict(tables)
 
 

@@ -85,7 +85,7 @@ class Arm:
         }
         if self.private:
             tables["privacy"] = {"unit": "example", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 1e-5}
-            tables["evaluation"] = {"every": self.rounds, "phantoms": 0}
+            tables["evaluation"] = {"every": self.rounds, "dummies": 0}
         if self.checkpointing:
             tables["training"]["checkpointing"] = True
         return tables

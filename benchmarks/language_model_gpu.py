@@ -202,7 +202,7 @@ def settings(row: Row, device: torch.device) -> dict[str, Any]:
     }
     if row.way == "private":
         tables["privacy"] = {"unit": "example", "noise_multiplier": 1.0, "clip_norm": 1.0, "delta": 1e-5}
-        tables["evaluation"] = {"every": ROUNDS, "phantoms": 0}
+        tables["evaluation"] = {"every": ROUNDS, "dummies": 0}
     if row.checkpointing:
         tables["training"]["checkpointing"] = True
     if row.together:

@@ -197,7 +197,7 @@ def settings(cell: Cell, model: str, rows: Rows, folder: Path, rate: float) -> d
     if private:
         unit = "client" if of_clients else "example"
         found["privacy"] = {"unit": unit, "epsilon": cell.epsilon, "delta": DELTA, "even_if_hopeless": True}
-        found["evaluation"] = {"every": 8, "phantoms": 0}
+        found["evaluation"] = {"every": 8, "dummies": 0}
     return found
 
 

@@ -39,7 +39,7 @@ SGD = ("training.optimizer=sgd", "training.lr=0.1", CONSTANT)
 ADAMW = ("training.optimizer=adamw", "training.lr=0.005", CONSTANT)
 FOUR = (*ADAMW, "training.batch_size=4", "training.epochs=2")
 AS_IT_IS = ("federation.server_optimizer=mean", "federation.server_lr=1", "federation.average_last=1")
-PRIVATE = ("privacy.epsilon=8", "evaluation.phantoms=0")
+PRIVATE = ("privacy.epsilon=8", "evaluation.dummies=0")
 CLIENT = (*PRIVATE, "privacy.unit=client", "federation.sampling=poisson", "privacy.clip_norm=0.5", *AS_IT_IS)
 MASKS = ("secure_aggregation.enabled=true",)
 EACH, SEED = 8, 0

@@ -26,7 +26,7 @@ def row(clients: int, cohort: int) -> str:
             "method": {"name": "federa", "rule": "ffa_lora"},
             "privacy": {"unit": "client", "epsilon": 8.0, "noise": "central", "correlation": "none"},
             "training": {"steps": 1},
-            "evaluation": {"phantoms": 0, "every": 20},
+            "evaluation": {"dummies": 0, "every": 20},
         }
     )
     result = Federation(config).run().summary

@@ -74,7 +74,7 @@ def settings(cell: Cell) -> dict[str, Any]:
         },
         "method": method,
         "training": {"lr": cell.rate, "steps": cell.steps, "batch_size": each, "optimizer": "sgd"},
-        "evaluation": {"every": ROUNDS, "phantoms": 0},
+        "evaluation": {"every": ROUNDS, "dummies": 0},
         "privacy": {"unit": "client", "delta": DELTA, "clip_norm": cell.clip, "correlation": "none"},
     }
     if tables["federation"]["server_optimizer"] == "momentum":

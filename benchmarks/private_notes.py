@@ -7,7 +7,7 @@
     python benchmarks/private_notes.py --docs docs                                     the tables, from stored runs
 
 The built-in notes and model: 5,000 clients (or --clients) of five notes take part once each, a twentieth of them in each of 20
-rounds; a client makes one step of AdamW; no masks and no phantoms, which change no accuracy. The server adds the noise,
+rounds; a client makes one step of AdamW; no masks and no dummies, which change no accuracy. The server adds the noise,
 independent or correlated over rounds. The clip norm is 3.1 for all: one step moves the trained numbers by at most 2.7 (the head
 alone) to 3.5 (FedLoRA), the rate times the root of their count. Since every contribution is about as long as the clip norm,
 only the length of the server's steps remains to be chosen. `length` 1.6 means momentum 0.5 and a rate of 1.6, or a rate of 3.2

@@ -49,5 +49,5 @@ def settings(cell: Cell) -> dict[str, Any]:
     }
     if math.isfinite(cell.epsilon):
         tables["privacy"] = {"unit": "example", "epsilon": cell.epsilon, "delta": DELTA, "clip_norm": 1.0}
-        tables["evaluation"]["phantoms"] = 0
+        tables["evaluation"]["dummies"] = 0
     return tables

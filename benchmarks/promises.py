@@ -6,7 +6,7 @@
     schedule     clients in turn by a public order, independent noise: also holds against adversaries that see the participants
     correlated   the same, with a round's noise cancelling a part of earlier rounds' noise
 
-notes: the clients, rounds and steps of `secure-fed demo`, without masks and phantoms, which change no accuracy: the built-in
+notes: the clients, rounds and steps of `secure-fed demo`, without masks and dummies, which change no accuracy: the built-in
 notes and model, 250 of 5,000 clients in each of 20 rounds, so that in a public order each takes part once; FFA-LoRA with a
 random A, and a server's momentum of .7 (starts.py has the demo's start). FOLDER: named sst2, with train.jsonl.gz and
 test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the `bench` extra) is adapted by FFA-LoRA of rank 8, as
@@ -56,10 +56,10 @@ def notes(config: RunConfig) -> Federation:
 
 
 def of_notes(seed: int, rounds: int) -> RunConfig:
-    """The demo's clients, without masks and phantoms."""
+    """The demo's clients, without masks and dummies."""
     tables = demo.config().to_dict()
     del tables["secure_aggregation"]
-    tables["evaluation"] = {"every": rounds, "phantoms": 0}
+    tables["evaluation"] = {"every": rounds, "dummies": 0}
     tables["method"] = {"name": "ffa_lora"}
     tables["federation"] |= {
         "server_optimizer": "momentum",
@@ -84,7 +84,7 @@ def of_sst2(seed: int, rounds: int) -> RunConfig:
             },
             "method": {"name": "ffa_lora", "rank": 8, "alpha": 16.0, "target_modules": ["query", "value"]},
             "training": {"lr": 1.0, "steps": 1, "batch_size": EACH, "optimizer": "sgd"},
-            "evaluation": {"every": rounds, "phantoms": 0},
+            "evaluation": {"every": rounds, "dummies": 0},
             "privacy": {"unit": "client", "epsilon": 8.0, "clip_norm": 0.3},
         }
     )

@@ -80,7 +80,7 @@ def settings(cell: Cell) -> RunConfig:
     if cell.unit == "none":
         tables["federation"]["sampling"] = "fixed"
     else:
-        tables |= {"privacy": UNITS[cell.unit], "evaluation": tables["evaluation"] | {"phantoms": 0}}
+        tables |= {"privacy": UNITS[cell.unit], "evaluation": tables["evaluation"] | {"dummies": 0}}
     return RunConfig.from_dict(tables)
 
 

@@ -89,7 +89,7 @@ def first_step() -> None:
         "method": {"name": "ffa_lora"},
         "training": {"batch_size": 16, "steps": 1},
         "privacy": {"unit": "example", "noise_multiplier": 1.0, "clip_norm": 1.0},
-        "evaluation": {"phantoms": 0},
+        "evaluation": {"dummies": 0},
     }
     started, used = time.perf_counter(), time.process_time()
 

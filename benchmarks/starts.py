@@ -9,7 +9,7 @@
                              which is the length of one step
 
 clients: the clients, rounds and steps of `secure-fed demo` at epsilon 8 with independent noise (or at epsilon 3 with
-correlated noise), without masks and phantoms, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds
+correlated noise), without masks and dummies, which change no accuracy. silos: four silos of 1,000 built-in notes, 10 rounds
 (or 20, the default), epsilon 8 for each note (or 3), otherwise defaults. FOLDER: named sst2, with train.jsonl.gz and
 test.jsonl.gz of `text` and `label`; the last layer of all-MiniLM-L6-v2 (the `bench` extra): "sst2 clients" as in promises.py,
 "sst2 silos" 10 silos of 800 sentences for 10 rounds. "open": the same silos without privacy.
@@ -96,7 +96,7 @@ def _promised(epsilon: float | None) -> dict[str, Any]:
     """The settings of the guarantee, without an audit."""
     if epsilon is None:
         return {"evaluation": {"every": 10}}
-    return {"evaluation": {"every": 10, "phantoms": 0}, "privacy": {"unit": "example", "epsilon": epsilon}}
+    return {"evaluation": {"every": 10, "dummies": 0}, "privacy": {"unit": "example", "epsilon": epsilon}}
 
 
 def _last_layer(method: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from attacks.lying.trials import Table, audited
 from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = ["federation.clients=40", "data.examples=320", "data.test_examples=2000", "method.name=fedlora"]
-NOISE = ["privacy.unit=client", "privacy.noise=local", "privacy.epsilon=8", "evaluation.phantoms=0"]
+NOISE = ["privacy.unit=client", "privacy.noise=local", "privacy.epsilon=8", "evaluation.dummies=0"]
 
 
 def server(*settings: str) -> LyingServer:

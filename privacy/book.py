@@ -8,7 +8,7 @@ reservation for any other unit is refused.
 
 The user states what digests cannot show: a patient with new rows is the same patient. The user gives the changed unit its own
 name and declares that both names mean one unit; the declaration is a row of the ledger. Costs for different kinds of neighbours
-never add up, whatever is declared. Neither do costs for examples and for their owners: a client or a group has many examples.
+never add up, whatever is declared. Neither do costs for examples and for their owners: a client or a person has many examples.
 
 A holder whose ledger is about one set of people, whatever their rows, passes `SAME_UNITS` in place of the digest. Costs then
 add up over all states of the data, which never counts a unit's cost too low.
@@ -31,14 +31,14 @@ from privacy.ledger_file import RESTORE, Head, Row
 FORMAT = 2  # the format version of row bodies
 # In place of the digest: whoever holds the data states that the units are the same, whatever their rows.
 SAME_UNITS = ""
-_KINDS = ("example", "client", "group")
+_KINDS = ("example", "client", "person")
 
 
 @dataclass(frozen=True)
 class Unit:
     """The unit whose presence a run's cost protects.
 
-    name: chosen by the user, or the column that names a row's owner. kind: a client, an example, a group. members: a digest of
+    name: chosen by the user, or the column that names a row's owner. kind: a client, an example, a person. members: a digest of
     which rows belong to which unit, or `SAME_UNITS`. neighbours: the difference between two neighbouring data sets.
     """
 
@@ -60,7 +60,7 @@ class Unit:
         match kept:
             case {"name": str(name), "kind": str(kind), "members": str(members), "neighbours": str(neighbours)}:
                 if name and len(kept) == 4:
-                    return cls(name, kind, members, neighbours)
+                    return cls(name, "person" if kind == "group" else kind, members, neighbours)  # as older ledgers say
         raise ValueError(f"{kept!r} is not a unit")
 
 
@@ -131,7 +131,7 @@ class Units:
         if _differ(kinds.values()):
             said = ", ".join(f"{name!r} is of kind {kind!r}" for name, kind in kinds.items() if kind)
             raise LedgerError(
-                f"{path} cannot count {one!r} and {other!r} as one unit, since an example is no client and no group ({said}): "
+                f"{path} cannot count {one!r} and {other!r} as one unit, since an example is no client and no person ({said}): "
                 "use another ledger"
             )
         known = {*self.used, *(name for pair in self.declared for name in pair)}

@@ -290,7 +290,7 @@ def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Pa
         assert not clinics["is_right"](wrong, row["messages"][2]["content"])
     folder, page = tmp_path / "chat", tmp_path / "page.md"
     shutil.copytree(chatty, folder / "smollm2")  # there already, so nothing is downloaded
-    small = ["federation.rounds=1", "training.steps=1", "evaluation.phantoms=0", "model.max_length=256"]
+    small = ["federation.rounds=1", "training.steps=1", "evaluation.dummies=0", "model.max_length=256"]
     text = (EXAMPLES.parent / "docs" / "first_chat.md").read_text(encoding="utf-8")
     train = "secure-fed train examples/chat/chat.toml"
     assert text.count(f"$ {train}") == 1

@@ -125,7 +125,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("rounds.open_settings", "rounds.request_checks", "rounds.sums"),
         ("rounds.protection",),
         ("rounds.client", "rounds.server"),
-        ("rounds.engine", "rounds.noise_alone", "rounds.phantoms"),
+        ("rounds.engine", "rounds.noise_alone", "rounds.dummies"),
         ("rounds.masked",),
         ("runs.durable", "runs.published", "runs.roc"),
         ("runs.assembly", "runs.directory"),
@@ -469,7 +469,7 @@ def test_an_import_of_a_room_below_is_not_reported(module: str, source: str) -> 
         ("def f():\n    from attacks.command import main", "attacks.report.display"),
         ("from protocols.client import Client", "protocols.wire"),
         ("if TYPE_CHECKING:\n    from secure_fed.federation import Federation", "secure_fed.runs.guarantee"),
-        ("def f():\n    from secure_fed.rounds.phantoms import Phantom", "secure_fed.rounds.client"),
+        ("def f():\n    from secure_fed.rounds.dummies import Dummy", "secure_fed.rounds.client"),
         ("import privacy.accounting", "privacy.errors"),
     ],
 )

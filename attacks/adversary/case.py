@@ -77,7 +77,7 @@ def opened(run_dir: Path) -> Target:
     assembly = Federation(config).assembly
     known = assembly.problem.facts
     differing = differing_digests(run_dir, {name: known.get(name) for name in ("data_digest", "audit")})
-    for name in [*differing, *(["phantoms"] if known.get("phantoms") != facts.get("phantoms") else [])]:
+    for name in [*differing, *(["dummies"] if known.get("dummies") != facts.get("dummies") else [])]:
         raise RunDirectoryError(
             f"{run_dir} was trained on other data than its settings lead to now, or by another version: {name} "
             "differs; an audit needs the same data as the training"

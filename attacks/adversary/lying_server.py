@@ -141,7 +141,7 @@ class LyingServer:
 
     @property
     def clients(self) -> int:
-        """The number of clients; participants with a higher index are phantoms."""
+        """The number of clients; participants with a higher index are dummies."""
         return len(self.assembly.clients)
 
     def _holding(self, client: int, examples: Sequence[Any] | None) -> Client:

@@ -54,9 +54,9 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
+from secure_fed.rounds.dummies import canary_setups, dummy_clients, dummy_examples
 from secure_fed.rounds.engine import charges_nothing, run_round
 from secure_fed.rounds.masked.wiring import in_process
-from secure_fed.rounds.phantoms import canary_setups, phantom_clients, phantom_examples
 from secure_fed.rounds.placement import SUM
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server import Server
@@ -219,10 +219,10 @@ class Reference:
     @classmethod
     def of(cls, assembly: Assembly, inside: Bools, seed: int) -> Reference:
         """A reference whose members are the units `inside`; noise and secret coins come from `seed`."""
-        desk, data, phantoms = Desk(trainer_of(assembly.local)), assembly.pools["data"], assembly.pools["phantoms"]
+        desk, data, dummies = Desk(trainer_of(assembly.local)), assembly.pools["data"], assembly.pools["dummies"]
         of_data = assembly.audit_pool.of == "data"
         dealt = data.split(inside if of_data else data.members)
-        beside = phantoms.members if of_data else inside
+        beside = dummies.members if of_data else inside
         if not dealt.names:
             raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
         protection = _protection(assembly.protection, seed)
@@ -231,13 +231,13 @@ class Reference:
         setups = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
         groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
         named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
-        examples = phantom_examples(phantoms, beside)
+        examples = dummy_examples(dummies, beside)
         clients: list[Client] = [
             Client(index, name, own, setups.get(name, setup), group, examples.get(name, ()))
             for index, (name, own, group) in named
         ]
-        units = phantoms.units if assembly.phantoms else ()
-        nobody = phantom_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)
+        units = dummies.units if assembly.dummies else ()
+        nobody = dummy_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)
         clients += nobody
         names = [*dealt.names, *(one.name for one in nobody)]
         skips = assembly.config.federation.nonfinite == "skip"
@@ -299,7 +299,7 @@ def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetu
         personal=assembly.server.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
-        group_examples=config.privacy.group_examples,
+        person_examples=config.privacy.person_examples,
         allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
         train=desk.train,
         last=assembly.problem.last,

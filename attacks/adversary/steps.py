@@ -440,12 +440,12 @@ def _turns(case: Case) -> tuple[Floats, int]:
     """
     assembly, pool = case.assembly, case.assembly.audit_pool
     of_client, order = pool.kind == "client", assembly.sampler
-    phantoms = of_client and pool.of == "phantoms"
-    names = assembly.server.names if phantoms else assembly.pools["data"].names
+    dummies = of_client and pool.of == "dummies"
+    names = assembly.server.names if dummies else assembly.pools["data"].names
     place = {name: index for index, name in enumerate(names)}
     hosts = [place[unit.name if of_client else unit.client] for unit in case.units]
     rounds, passes = assembly.config.federation.rounds, len(assembly.method.plan(assembly.initial).passes)
     turns = turns_of(assembly.server, hosts, passes)
-    if isinstance(order, PublicOrder) and not phantoms:
+    if isinstance(order, PublicOrder) and not dummies:
         turns = replace(turns, draw=lambda round_: order.places_of_round(round_).tolist())
     return np.stack([turns.rates(round_) for round_ in range(rounds)]), rounds

@@ -105,7 +105,7 @@ def made(
 
 def _rows(asked: Asked, config: RunConfig, kept: Kept | None) -> list[dict[str, Any]]:
     """The kept texts with the columns that the configuration reads, members first; all conversations in one form."""
-    task, others = tasks.build(config.data), (config.data.client, config.data.language, config.privacy.group_column)
+    task, others = tasks.build(config.data), (config.data.client, config.data.language, config.privacy.person_column)
     rows = []
     for number, (path, option) in enumerate(((asked.members, "--members"), (asked.others, "--non-members"))):
         tables = sources.of_one_party(task, [path] if path else [], option, *others)
@@ -128,8 +128,8 @@ def _of_texts(config: RunConfig, file: Path) -> RunConfig:
     changed = {name: getattr(usual, name) for name in replaced} | {"train": str(file), "test": str(file)}
     if config.data.task == "chat":
         changed["text"] = _TURNS
-    phantoms = None if config.privacy.unit == "none" else 0
-    silent = {"audit_fraction": 0.0, "audit_unit": "auto", "phantoms": phantoms, "canaries": "none"}
+    dummies = None if config.privacy.unit == "none" else 0
+    silent = {"audit_fraction": 0.0, "audit_unit": "auto", "dummies": dummies, "canaries": "none"}
     return config.replace(
         {
             **{("data", name): value for name, value in changed.items()},

@@ -80,9 +80,7 @@ def _numbers(audit: Audit) -> Table:
         table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
     table.add_row("epsilon, lower bound", at_least(audit.lower))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
-    table.add_row(
-        "by the texts alone", "phantoms have no texts" if audit.phantoms else without[audit.baseline.at_chance]
-    )
+    table.add_row("by the texts alone", "dummies have no texts" if audit.dummies else without[audit.baseline.at_chance])
     return table
 
 

@@ -381,14 +381,14 @@ def examples(audit: Audit) -> str:
     texts = any(one.text for one in ordered)
     sides = (
         ("others with a lower score", "contributed")
-        if audit.phantoms
+        if audit.dummies
         else ("held out, with a lower score", "in training")
     )
     head = ("rank", "unit", "score", *sides, *(("text",) if texts else ()))
     rows = [(*_unit(one), *((one.text or "not shown",) if texts else ())) for one in ordered]
     lead = ""
     if audit.accusations:
-        did = "contributed" if audit.phantoms else "trained"
+        did = "contributed" if audit.dummies else "trained"
         counts = [f"of the first {one.first}, {one.false or 'none'} had not {did}" for one in audit.accusations]
         share = percent(audit.non_members / (audit.members + audit.non_members))
         lead = paragraph(f"{capital('; '.join(counts))}. Of units drawn at random {share} had not.", "lead")
@@ -428,7 +428,7 @@ def baseline(audit: Audit) -> str:
     found = audit.baseline
     about = f"AUC {shown(found.auc)}{ends(found.auc_interval)}"
     title = "Without any model"
-    if audit.phantoms:
+    if audit.dummies:
         return section(title, paragraph(_NO_TEXTS))
     if found.at_chance is None:
         return section(title, paragraph(_UNCHECKED.format(why=f" ({found.why})" if found.why else ""), "notice"))
@@ -473,7 +473,7 @@ def how(audit: Audit) -> str:
         facts(rows),
         folded(
             "The experiment",
-            paragraph(f"{_PULLED if audit.phantoms else _TRAINED.format(units=units(audit))} {_TESTED}"),
+            paragraph(f"{_PULLED if audit.dummies else _TRAINED.format(units=units(audit))} {_TESTED}"),
         ),
         folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",
     )
@@ -484,7 +484,7 @@ _TRAINED = (
     " So members and non-members differ only in that."
 )
 _PULLED = (
-    "Phantoms are audited units that are nobody's data. A fair coin decided for each whether it contributed a random"
+    "Dummies are audited units that are nobody's data. A fair coin decided for each whether it contributed a random"
     " direction of its own, as long as a unit of the data may, or zeros. So members and non-members differ only"
     " in that."
 )
@@ -494,8 +494,8 @@ _TESTED = (
     " other numbers share the rest, or all of it once the main AUC is significant."
 )
 _NO_TEXTS = (
-    "Phantoms have no texts, and their coins are independent of everything else. So only the run can distinguish"
-    " phantoms that contributed from the others."
+    "Dummies have no texts, and their coins are independent of everything else. So only the run can distinguish"
+    " dummies that contributed from the others."
 )
 _WHAT = "A classifier without access to the model tried to distinguish members from non-members by their texts alone."
 _FAIR = "So the findings of the attacks come from the model."

@@ -58,8 +58,8 @@ def _common(audit: Audit, level: Level) -> list[str]:
     if of_membership == "void":
         return [_in_plain_sight(audit)]
     planted = some = missed = ""
-    if audit.results and (audit.canaries != "none" or audit.phantoms):  # conspicuous units
-        planted = _PHANTOMS if audit.phantoms else _CANARIES.format(units=units(audit))
+    if audit.results and (audit.canaries != "none" or audit.dummies):  # conspicuous units
+        planted = _DUMMIES if audit.dummies else _CANARIES.format(units=units(audit))
     if audit.asked_for:
         some = (
             f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
@@ -78,7 +78,7 @@ def _common(audit: Audit, level: Level) -> list[str]:
         estimated(audit),
         missed,
         _in_plain_sight(audit),
-        _UNCHECKED if audit.baseline.at_chance is None and not audit.phantoms else "",
+        _UNCHECKED if audit.baseline.at_chance is None and not audit.dummies else "",
         _PERSONAL if audit.personal else "",
         some,
     ]
@@ -86,7 +86,7 @@ def _common(audit: Audit, level: Level) -> list[str]:
 
 def _in_plain_sight(audit: Audit) -> str:
     """A remark that servers know without an attack which clients took part."""
-    if audit.audited_unit != "client" or audit.phantoms:
+    if audit.audited_unit != "client" or audit.dummies:
         return ""
     is_counted = any(cell.vantage in SERVERS for cell in audit.of_membership)
     return _PLAIN_SIGHT + ("." if is_counted else ", and no attack on it is counted.")
@@ -104,8 +104,8 @@ _CANARIES = (
     "The audited {units} are canaries, made conspicuous on purpose; ordinary {units} were not audited and are expected to"
     " give away less."
 )
-_PHANTOMS = (
-    "The audited units are phantoms, which are nobody's data. Each phantom that a coin chose contributed a random direction"
+_DUMMIES = (
+    "The audited units are dummies, which are nobody's data. Each dummy that a coin chose contributed a random direction"
     " whenever it was drawn, as long as one unit may. Units of the data were not audited and are expected to give away less."
 )
 _PERSONAL = (
@@ -474,7 +474,7 @@ _NO_BOUND = (
     "no attack gave a lower bound on epsilon, because no attack on membership gave a result, or because delta is too large for"
     " the number of units."
 )
-UNITS = {"client": "clients", "group": "groups", "example": "examples"}
+UNITS = {"client": "clients", "person": "persons", "example": "examples"}
 _ALMOST = 0.99
 _WHO = {
     "outsider": "an outsider who has the final adapter",
@@ -485,12 +485,12 @@ _WHO = {
 _ONE = {
     "client": "one client with everything it has",
     "example": "one training example",
-    "group": "one person's examples at a client",
+    "person": "one person's examples at a client",
 }
 _GUESS = {
     "client": "and guesses which of two clients took part in the training",
     "example": "and guesses which of two texts was trained on",
-    "group": "and guesses which of two persons' texts were trained on",
+    "person": "and guesses which of two persons' texts were trained on",
 }
 
 
@@ -513,19 +513,19 @@ def unit_one(unit: str | None) -> str:
 
 
 def units(audit: Audit) -> str:
-    """The audited units: "clients", "phantoms"."""
-    return "phantoms" if audit.phantoms else UNITS.get(audit.audited_unit, "units")
+    """The audited units: "clients", "dummies"."""
+    return "dummies" if audit.dummies else UNITS.get(audit.audited_unit, "units")
 
 
 def sides(audit: Audit) -> tuple[str, str]:
     """The words for members and for non-members: "in training" and "held out"."""
-    return ("that contributed", "that did not") if audit.phantoms else ("in training", "held out")
+    return ("that contributed", "that did not") if audit.dummies else ("in training", "held out")
 
 
 def guess(audit: Audit) -> str:
     """The guess whose rate of right answers is the AUC."""
-    if audit.phantoms:
-        return "and guesses which of two phantoms contributed"
+    if audit.dummies:
+        return "and guesses which of two dummies contributed"
     return _GUESS.get(audit.audited_unit, _GUESS["example"])
 
 

@@ -86,7 +86,7 @@ class PriorKnowledge:
         return self.case.assembly.initial.tensors | self.case.seen.states[round_]
 
     def truth(self, clients: Sequence[str]) -> set[Key]:
-        """The tokens of these clients' texts, for scoring alone; phantoms have none."""
+        """The tokens of these clients' texts, for scoring alone; dummies have none."""
         parts = self.case.assembly.problem
         named = dict(zip(parts.names, parts.train, strict=True))
         return truth_of([text for name in clients for text in texts_of(named.get(name, ())) or []], self.first)
@@ -170,7 +170,7 @@ def update_noise(case: Case, units: int, round_: int) -> float:
 
 
 def _units(case: Case, client: str) -> int:
-    """The number of a client's examples, or of the groups that privacy protects; 0 for a phantom."""
+    """The number of a client's examples, or of the groups that privacy protects; 0 for a dummy."""
     parts = case.assembly.problem
     return dict(zip(parts.names, parts.units, strict=True)).get(client, 0)
 

@@ -38,7 +38,7 @@ def run(work: Work) -> None:
             "clip_norm": settings["clip"],
             "delta": 1e-5,
         }
-        tables["evaluation"] = {"phantoms": 0}
+        tables["evaluation"] = {"dummies": 0}
     federation = Federation(
         RunConfig.from_dict(tables),
         model=AutoModelForSequenceClassification.from_pretrained(work.folder / "model"),

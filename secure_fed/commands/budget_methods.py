@@ -96,7 +96,7 @@ def _config(
             "sampling": "schedule",
         },
         "privacy": {"unit": "client", "delta": setting.delta, "noise": row.noise, "correlation": row.correlation},
-        "evaluation": {"phantoms": 0},
+        "evaluation": {"dummies": 0},
     }
     if task != "classification":
         tables["data"] = {"task": task, "train": "nobody.jsonl"}

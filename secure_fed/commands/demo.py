@@ -12,7 +12,7 @@ with the server, and another twentieth may drop out in mid-round: the noise shar
 to add the noise itself (`privacy.noise = "central"`), noise can be correlated over rounds, and the final model has 0.4 times
 as much of it.
 
-All clients train. The audit adds 500 phantoms, which are nobody's data: coins decide which of them pull the model,
+All clients train. The audit adds 500 dummies, which are nobody's data: coins decide which of them pull the model,
 each along a random direction, as far as a client may. This is the largest influence that one client can have. Real notes, which
 are each seen only a few times, leave hardly a trace even without privacy.
 """
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from secure_fed.config import RunConfig
 
-PHANTOMS = 500  # the default of a private run of this size; set here, since a run without privacy has none
+DUMMIES = 500  # the default of a private run of this size; set here, since a run without privacy has none
 
 
 def config() -> RunConfig:
@@ -33,7 +33,7 @@ def config() -> RunConfig:
             "method": {"name": "federa", "rule": "ffa_lora"},
             "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"},
             "secure_aggregation": {"enabled": True, "corrupt": 0.05, "dropout": 0.05},
-            "evaluation": {"every": 5, "record": "models", "phantoms": PHANTOMS},
+            "evaluation": {"every": 5, "record": "models", "dummies": DUMMIES},
         }
     )
 

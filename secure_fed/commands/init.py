@@ -25,7 +25,7 @@ from typing import Any
 from secure_fed.config import RunConfig, commented_toml
 from secure_fed.errors import ConfigError, StorageError, plainly
 
-UNITS = {"nobody": "none", "texts": "example", "persons": "group", "parties": "client"}
+UNITS = {"nobody": "none", "texts": "example", "persons": "person", "parties": "client"}
 TRUSTED = ("server", "nobody")
 _SENTENCE_ENCODER, _CHAT_MODEL = "sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "topic", "diagnosis", "code", "y")
@@ -242,7 +242,7 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
         yield "[privacy]"
         yield f'unit = "{UNITS[found.protect]}"  # protects {_MEANS[found.protect]}'
         if found.person:
-            yield f"group_column = {json.dumps(found.person)}  # says whose a row is; at most 8 rows of each are used"
+            yield f"person_column = {json.dumps(found.person)}  # says whose a row is; at most 8 rows of each are used"
         yield f"epsilon = {chosen.epsilon:g}  # smaller protects more and costs accuracy"
         delta = min(1e-5, 10.0 ** -math.ceil(math.log10(10 * max(1, found.units))))
         yield f"delta = {delta:g}  # the probability that it fails: well below one over {found.units:,} {found.protect}"

@@ -39,7 +39,7 @@ _PLAIN = {
     "--seed": ("federation.seed", "N", "seed of partition, cohorts and training"),
     "--method": ("method.name", "NAME", "see secure-fed methods; or a .py file of yours"),
     "--lr": ("training.lr", "RATE", "learning rate of local training"),
-    "--unit": ("privacy.unit", "UNIT", "whom privacy protects: client, example or group"),
+    "--unit": ("privacy.unit", "UNIT", "whom privacy protects: client, example or person"),
     "--epsilon": ("privacy.epsilon", "E", "the guarantee, with --unit"),
     "--delta": ("privacy.delta", "D", "the probability that it fails"),
 }
@@ -163,7 +163,7 @@ def check_ahead(config: RunConfig) -> None:
     own_files.allow_all(config)
     found(config.model)
     read, others = columns_of(config.data), config.evaluation.non_members
-    sources.require_columns(config.data, read, config.privacy.group_column, others, config.method.ranks_column)
+    sources.require_columns(config.data, read, config.privacy.person_column, others, config.method.ranks_column)
     if config.privacy.ledger:
         require_made(config.privacy.ledger)
 
@@ -236,7 +236,7 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     units = sorted(data["units"])
     middle = f", {units[0]:,} to {units[-1]:,} each, {units[len(units) // 2]:,} in the middle" if len(units) > 1 else ""
     yield "clients", f"{data['clients']:,}; {data['clients_without_rows']:,} without rows"
-    unit = {"none": "rows", "client": "rows", "example": "rows", "group": "persons"}[data["unit"]]
+    unit = {"none": "rows", "client": "rows", "example": "rows", "person": "persons"}[data["unit"]]
     yield unit, f"{sum(units):,}{middle}"
     if labels := data["labels"]:
         most = sorted(labels.items(), key=lambda entry: -entry[1])

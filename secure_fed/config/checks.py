@@ -23,13 +23,13 @@ def check(config: Sections) -> None:
             wrong(config, name, needs, f"{name} = {value!r} has no effect here: it needs {needs}")
     _federation(config)
     _privacy(config)
-    if config.evaluation.phantoms and config.federation.weighting == "examples":
-        why = "a phantom has no examples to be weighted by; set federation.weighting = 'uniform'"
-        refuse(config, "evaluation.phantoms", "federation.weighting = 'examples'", why)
+    if config.evaluation.dummies and config.federation.weighting == "examples":
+        why = "a dummy has no examples to be weighted by; set federation.weighting = 'uniform'"
+        refuse(config, "evaluation.dummies", "federation.weighting = 'examples'", why)
     _partition(config)
     _answers(config)
     _diagnostics(config)
-    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "group"):
+    if config.model.memory is not None and config.model.device_map and config.privacy.unit in ("example", "person"):
         why = (
             "that an example's gradient depends on no other is compared on one device with all of the model; use "
             "model.quantization, or protect clients"
@@ -71,7 +71,7 @@ def _private(*units: str) -> Callable[[Sections], bool]:
 
 
 def _counted_by_client(config: Sections) -> bool:
-    return config.privacy.unit in ("example", "group") or (
+    return config.privacy.unit in ("example", "person") or (
         config.privacy.unit == "client" and config.privacy.noise == "local"
     )
 
@@ -135,12 +135,12 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
     (
         "evaluation.audit_unit",
-        lambda c: (c.audit_fraction > 0 or bool(c.evaluation.phantoms)) and c.privacy.unit == "none",
-        "evaluation.audit_fraction above 0 or evaluation.phantoms, and privacy.unit = 'none': with privacy, the protected unit "
+        lambda c: (c.audit_fraction > 0 or bool(c.evaluation.dummies)) and c.privacy.unit == "none",
+        "evaluation.audit_fraction above 0 or evaluation.dummies, and privacy.unit = 'none': with privacy, the protected unit "
         "is audited",
     ),
     (
-        "evaluation.phantoms",
+        "evaluation.dummies",
         lambda c: c.privacy.unit != "none" or c.evaluation.audit_unit == "client",
         "privacy.unit to be set, or evaluation.audit_unit = 'client': without privacy there are no per-example gradients",
     ),
@@ -177,7 +177,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     ("training.epochs", lambda c: c.training.steps is None, "training.steps to be unset"),
     *(
-        (f"privacy.{name}", _private("client", "example", "group"), "privacy.unit to be set")
+        (f"privacy.{name}", _private("client", "example", "person"), "privacy.unit to be set")
         for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted", "even_if_hopeless")
     ),
     ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
@@ -214,16 +214,16 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     ("method.ranks_column", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
     ("privacy.mechanism", _private("client"), "privacy.unit = 'client'"),
-    ("privacy.group_column", _private("group"), "privacy.unit = 'group'"),
-    ("privacy.group_examples", _private("group"), "privacy.unit = 'group'"),
-    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'group', or privacy.noise = 'local'"),
+    ("privacy.person_column", _private("person"), "privacy.unit = 'person'"),
+    ("privacy.person_examples", _private("person"), "privacy.unit = 'person'"),
+    ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'person', or privacy.noise = 'local'"),
     *(
         (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
         for name in ("data_set", "unit_name", "ledger_heads")
     ),
     (
         "training.max_grad_norm",
-        lambda c: c.privacy.unit not in ("example", "group"),
+        lambda c: c.privacy.unit not in ("example", "person"),
         "privacy.unit = 'none' or 'client': otherwise privacy.clip_norm bounds the gradient of every unit",
     ),
     ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
@@ -286,7 +286,7 @@ def _robust(config: Sections) -> None:
             config.method.transport_form == "sketch",
             "a median of sketches is no sketch of a median; set method.transport_form = 'dense'",
         ),
-        ("evaluation.phantoms", bool(config.evaluation.phantoms), "phantoms are scored by sums; use 'mean'"),
+        ("evaluation.dummies", bool(config.evaluation.dummies), "dummies are scored by sums; use 'mean'"),
         (
             "method.ranks",
             bool(config.method.ranks or config.method.ranks_column),
@@ -392,9 +392,9 @@ def _privacy(config: Sections) -> None:
             f"privacy.mechanism = {privacy.mechanism!r} is no .py file: name one of yours, or leave it out for Gaussian"
         )
         wrong(config, "privacy.mechanism", "a .py file", message)
-    if privacy.unit == "group" and not privacy.group_column:
-        message = "privacy.unit is 'group', but privacy.group_column names no column with the person of each example"
-        wrong(config, "privacy.group_column", "the name of a column with privacy.unit = 'group'", message)
+    if privacy.unit == "person" and not privacy.person_column:
+        message = "privacy.unit is 'person', but privacy.person_column names no column with the person of each example"
+        wrong(config, "privacy.person_column", "the name of a column with privacy.unit = 'person'", message)
     for name, refused, revealed in (
         ("federation.weighting", federation.weighting == "examples", "the number of a client's examples is private"),
         ("federation.nonfinite", federation.nonfinite == "fail", "a failed run reveals something about one client"),

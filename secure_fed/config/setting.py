@@ -35,7 +35,8 @@ _LARGEST = 10**9  # of a whole number without a limit of its own
 def key(default: Any, doc: str, **limits: Any) -> Any:
     """A setting: its default, its meaning, and any of `choices`, `above`, `at_least`, `below`, `at_most`.
 
-    A default of None leaves the choice to the run; `optional` is the value that the commented TOML file shows.
+    A default of None leaves the choice to the run; `optional` is the value that the commented TOML file shows. `same` maps
+    other words for a choice to that choice.
     """
     return field(default=default, metadata={"doc": doc, **limits})
 
@@ -60,6 +61,8 @@ def coerced(name: str, setting: Setting, value: Any) -> Any:
     limits = setting.metadata
     if type(fits) is int and "at_most" not in limits and fits > _LARGEST:
         raise _refused(name, fits, f"{fits:.3g}" if fits < 10**300 else "far larger", f"at most {_LARGEST:,}")
+    if "same" in limits:
+        fits = limits["same"].get(fits, fits)
     if "choices" in limits and fits not in limits["choices"]:
         raise _refused(name, fits, f"{fits!r:.80}", f"one of {', '.join(map(_shown, limits['choices']))}")
     for word, holds in _HOLDS.items():

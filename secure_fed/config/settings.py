@@ -491,7 +491,8 @@ class PrivacyConfig:
     unit: str = key(
         "none",
         "unit that differential privacy protects: a client with all its examples, one example, or all examples of one person",
-        choices=("none", "client", "example", "group"),
+        choices=("none", "client", "example", "person"),
+        same={"group": "person"},
     )
     epsilon: float | None = key(
         None, "the guarantee: the noise is calibrated to it; with noise_multiplier, a limit", above=0.0, optional=8.0
@@ -506,8 +507,8 @@ class PrivacyConfig:
     )
     clip_norm: float | None = key(
         None,
-        "largest norm of a contribution (client) or gradient (example, group) (1; of contributions trained by adamw the length "
-        "of one step, lr times the square root of the number of trained parameters)",
+        "largest norm of a contribution (client) or gradient (example, person) (1; of contributions trained by adamw the "
+        "length of one step, lr times the square root of the number of trained parameters)",
         at_least=1e-9,
         at_most=1e9,
         optional=1.0,
@@ -545,10 +546,10 @@ class PrivacyConfig:
     hidden_cohort: bool = key(
         False, "every client takes part in every round and tosses its own coin whether to train (distributed)"
     )
-    group_column: str = key("", "column that says whose an example is (patient), for unit = group")
-    group_examples: int = key(8, "most examples used of one person (group)", at_least=1)
+    person_column: str = key("", "column that says whose an example is (patient), for unit = person")
+    person_examples: int = key(8, "most examples used of one person", at_least=1)
     participations: int | None = key(
-        None, "most rounds that a client takes part in (example, group, local noise)", at_least=1, optional=5
+        None, "most rounds that a client takes part in (example, person, local noise)", at_least=1, optional=5
     )
     ledger: str = key(
         "",
@@ -557,7 +558,7 @@ class PrivacyConfig:
     data_set: str = key("", "name of the ledger's data set; empty: a digest identifies it")
     unit_name: str = key(
         "",
-        "name of the unit in the ledger, the same in all its runs; empty: group_column, data.client, or the unit",
+        "name of the unit in the ledger, the same in all its runs; empty: person_column, data.client, or the unit",
     )
     ledger_heads: str = key(
         "", "file with ledgers' newest heads, to detect an older copy; empty: a file in the user's state folder"
@@ -648,7 +649,7 @@ class EvaluationConfig:
         at_most=1.0,
         optional=0.8,
     )
-    phantoms: int | None = key(
+    dummies: int | None = key(
         None,
         "units that are nobody's data; a coin decides whether each pulls the model along a random direction, to measure "
         "how much the model reveals of membership (with privacy as many as cost hardly any accuracy, else none)",
@@ -658,16 +659,16 @@ class EvaluationConfig:
     )
     audit_fraction: float | None = key(
         None,
-        "share of the units of the data (examples; groups or clients where privacy protects these) on which membership is "
+        "share of the units of the data (examples; persons or clients where privacy protects these) on which membership is "
         "measured; a coin decides whether each of them is held out, so about half of them do not train. 0: all train "
-        "(0.1; 0 with privacy or phantoms, unless canaries are set)",
+        "(0.1; 0 with privacy or dummies, unless canaries are set)",
         at_least=0.0,
         at_most=1.0,
         optional=0.1,
     )
     audit_unit: str = key(
         "auto",
-        "unit of audit_fraction and phantoms in a run without privacy: single examples, or clients with all their examples; "
+        "unit of audit_fraction and dummies in a run without privacy: single examples, or clients with all their examples; "
         "auto: the unit that privacy protects, or else examples",
         choices=("auto", "example", "client"),
     )
@@ -675,7 +676,7 @@ class EvaluationConfig:
         "",
         "file, folder or list of files with rows of the same kind as the training rows, which no client trains on: the final "
         "model's losses on them and on training rows are compared, for the owner of the data alone (with privacy and too few "
-        "phantoms: test rows that were held out of the data)",
+        "dummies: test rows that were held out of the data)",
     )
     canaries: str = key(
         "none",
@@ -715,8 +716,8 @@ class Sections:
         chosen, settings = self.evaluation.audit_fraction, self.evaluation
         if chosen is not None:
             return chosen
-        phantoms = self.privacy.unit != "none" or bool(settings.phantoms)
-        return 0.0 if phantoms and settings.canaries == "none" else 0.1
+        dummies = self.privacy.unit != "none" or bool(settings.dummies)
+        return 0.0 if dummies and settings.canaries == "none" else 0.1
 
 
 def sections() -> dict[str, type]:

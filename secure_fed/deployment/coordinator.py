@@ -181,7 +181,7 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
         **neutral(),
         ("federation", "clients"): None,
         ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
-        ("evaluation", "phantoms"): None if config.privacy.unit == "none" else 0,
+        ("evaluation", "dummies"): None if config.privacy.unit == "none" else 0,
         **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
     }
     return config.replace(own)
@@ -202,7 +202,7 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
             "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
             "runs or watches the machines does: set it to 'schedule'"
         ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
-    if unit in ("example", "group") and (silent := [one.name for one in members if one.examples is None]):
+    if unit in ("example", "person") and (silent := [one.name for one in members if one.examples is None]):
         raise ConfigError(
             f"privacy.unit = {unit!r} counts each member's units, and the card of {silent[0]!r} declares none: set units in "
             "its node.toml, and write its card anew"

@@ -39,7 +39,7 @@ class Policy:
     methods: tuple[str, ...] = key((), "methods, as `secure-fed methods` lists them; empty: any")
     models: tuple[str, ...] = key((), "base models; empty: any")
     privacy: bool = key(True, "every federation needs a differential privacy guarantee")
-    units: tuple[str, ...] = key((), "units of a guarantee: client, example, group; empty: any")
+    units: tuple[str, ...] = key((), "units of a guarantee: client, example, person; empty: any")
     against_server: bool = key(
         False, "the guarantee has to hold against the server and the coordinator too, even if they lie"
     )

@@ -30,7 +30,7 @@ _UNKNOWN = 1  # units of a member that declares none; not counted where units ar
 
 def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Path]) -> Problem:
     """The problem with the examples of one member. config: the charter's, with this machine's model folder and device."""
-    group = config.privacy.group_column
+    group = config.privacy.person_column
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
     problem = _without_examples(charter, config)
@@ -114,14 +114,14 @@ def _units(unit: str, rows: Rows) -> list[list[int]]:
     """The rows of each protected unit of one member, as a simulation divides them (`division.units`)."""
     if unit == "example":
         return [[index] for index in range(len(rows))]
-    persons = rows.group if unit == "group" else None
+    persons = rows.group if unit == "person" else None
     return list(places_of(persons or ("",) * len(rows)).values())
 
 
 def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Rows) -> None:
     """Refuse a number of units that differs from the declared one, where the guarantee counts units."""
     unit, declared = config.privacy.unit, charter.members[number].examples
-    if unit not in ("example", "group"):
+    if unit not in ("example", "person"):
         return
     found = len(rows) if unit == "example" else len(set(rows.group or ()))
     if found != declared:

@@ -210,7 +210,7 @@ def _membership(found: Mapping[str, Any]) -> dict[str, str]:
     if found.get("auc") is None:
         return {"membership inference": f"no figure: {found.get('why')}"}
     low, high = found["auc_interval"]
-    units = "phantoms (dummy units)" if found["of"] == "phantoms" else f"{found['unit']}s"
+    units = "dummies (dummy units)" if found["of"] == "dummies" else f"{found['unit']}s"
     return {"membership inference": f"AUC {found['auc']:.3f} ({low:.3f} to {high:.3f}), of {units}; 0.5 is chance"}
 
 

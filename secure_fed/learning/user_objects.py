@@ -44,9 +44,9 @@ def given(
             f"Federation was given objects of yours but not {' and '.join(missing)}; give model, train and test"
         ).about(missing[0], None, "given beside the others")
     _check_kinds(model, {"collate": collate, "loss": loss, "metrics": metrics})
-    if config.privacy.unit == "group":
-        message = "privacy.unit is 'group', which needs data from files with a privacy.group_column; use 'example'"
-        raise ConfigError(message).about("privacy.unit", "group", "another unit with objects of yours")
+    if config.privacy.unit == "person":
+        message = "privacy.unit is 'person', which needs data from files with a privacy.person_column; use 'example'"
+        raise ConfigError(message).about("privacy.unit", "person", "another unit with objects of yours")
     _check_examples(train, test, non_members)
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
@@ -213,7 +213,7 @@ def _frozen(model: nn.Module) -> str:
 
 def _require_divisible(config: RunConfig) -> None:
     """Refuse what `model.device_map` refuses too, for a model that accelerate has divided already."""
-    if config.privacy.unit in ("example", "group"):
+    if config.privacy.unit in ("example", "person"):
         raise ConfigError(
             f"privacy.unit is {config.privacy.unit!r}, and accelerate has divided the model over devices: load it without "
             "device_map, or protect clients"

@@ -51,7 +51,7 @@ CARD = Card(
     lr=1.5e-2,
     head_factor=1.0,
 )
-COUPLING = replace(CARD, units=("client",), refusals={"example": _COUPLED, "group": _COUPLED})
+COUPLING = replace(CARD, units=("client",), refusals={"example": _COUPLED, "person": _COUPLED})
 
 
 def build(run: RunConfig) -> C2a:

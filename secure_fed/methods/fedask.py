@@ -45,6 +45,6 @@ SKETCH = "sketch"
 
 
 def build(run: RunConfig) -> Subspace:
-    noised_gradients = run.privacy.unit in ("example", "group")
+    noised_gradients = run.privacy.unit in ("example", "person")
     columns = run.method.rank + run.method.oversampling
     return Subspace(LoraAdapter.of(run.method), CARD, columns, (SKETCH, CHANGE), balanced, b_alone=noised_gradients)

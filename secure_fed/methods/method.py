@@ -70,7 +70,7 @@ class Card:
     travels: str
     mean_exact: bool
     options: tuple[str, ...] = ()
-    units: tuple[str, ...] = ("client", "example", "group")
+    units: tuple[str, ...] = ("client", "example", "person")
     refusals: Mapping[str, str] = field(default_factory=dict)
     memoryless: str = ""
     needs_means: str = ""

@@ -296,7 +296,7 @@ def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
 
 _READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Whoever sees cohorts", "The server"
 _EVERYBODY, _BUT_THE_SERVER = "Everybody", "Everybody but the server"
-_ONE = {"client": "one client", "example": "one example", "group": "one person"}
+_ONE = {"client": "one client", "example": "one example", "person": "one person"}
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
 _CLIENTS = {
     "nowhere": "train on their own data",

@@ -128,7 +128,7 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     caught = [(f"members found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
-    silent = _SILENT_PHANTOMS if of_phantoms(found) else _SILENT
+    silent = _SILENT_DUMMIES if of_dummies(found) else _SILENT
     return (
         paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
     )
@@ -136,10 +136,10 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
 
 def _meaning(found: Mapping[str, Any]) -> str:
     """How it was measured, then what the figure means."""
-    if of_phantoms(found):
+    if of_dummies(found):
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
         return (
-            f"{count} phantoms took part beside the {units(found)[0]}. They are nobody's data. A coin decided for each whether"
+            f"{count} dummies took part beside the {units(found)[0]}. They are nobody's data. A coin decided for each whether"
             " it contributes a random direction of its own whenever it is drawn, as long as the clip norm, the most that"
             " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
             f" direction. {meaning(found)}"
@@ -155,7 +155,7 @@ def _meaning(found: Mapping[str, Any]) -> str:
 def _sides(found: Mapping[str, Any]) -> str:
     if of_rows(found):
         return "rows that trained, that did not"
-    return "phantoms that contributed, that did not" if of_phantoms(found) else "members, held out"
+    return "dummies that contributed, that did not" if of_dummies(found) else "members, held out"
 
 
 def auc(found: Mapping[str, Any]) -> str:
@@ -174,8 +174,8 @@ def short_auc(found: Mapping[str, Any]) -> str:
 
 
 def figure_name(found: Mapping[str, Any]) -> str:
-    """The name of the figure, which is about phantoms in a run that has them."""
-    return "membership AUC of phantoms" if of_phantoms(found) else "membership AUC"
+    """The name of the figure, which is about dummies in a run that has them."""
+    return "membership AUC of dummies" if of_dummies(found) else "membership AUC"
 
 
 def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
@@ -187,8 +187,8 @@ def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         others = (
-            "phantoms that did not contribute"
-            if of_phantoms(found)
+            "dummies that did not contribute"
+            if of_dummies(found)
             else "that did not train"
             if of_rows(found)
             else "held out"
@@ -205,8 +205,8 @@ def _share(interval: Any) -> str:
     return f" ({percent(low)} to {percent(high)})"
 
 
-def of_phantoms(found: Mapping[str, Any]) -> bool:
-    return found.get("of") == "phantoms"
+def of_dummies(found: Mapping[str, Any]) -> bool:
+    return found.get("of") == "dummies"
 
 
 def of_rows(found: Mapping[str, Any]) -> bool:
@@ -226,8 +226,8 @@ def meaning(found: Mapping[str, Any]) -> str:
     right = f"{100 * float(found['auc']):.0f}"
     other = "one that did not" if of_rows(found) else "one that was held out"
     pair = (
-        "Of a phantom that contributed and one that did not, the attack names the one that did"
-        if of_phantoms(found)
+        "Of a dummy that contributed and one that did not, the attack names the one that did"
+        if of_dummies(found)
         else f"Of {units(found)[1]} that trained and {other}, the attack names the one that trained"
     )
     return f"{pair} in {right} of 100 pairs; a coin does in 50. {_judgement(found)}".strip()
@@ -240,8 +240,8 @@ def _judgement(found: Mapping[str, Any]) -> str:
         return ""
     low, high = map(float, between)
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
-    if low > _CHANCE and of_phantoms(found):
-        return f"{interval}: phantoms that contributed can be distinguished from others. {_ALLOWED}"
+    if low > _CHANCE and of_dummies(found):
+        return f"{interval}: dummies that contributed can be distinguished from others. {_ALLOWED}"
     if low > _CHANCE and of_rows(found):
         return f"{interval}: the model fits rows that trained better than the others, unless these are of another kind."
     if low > _CHANCE:
@@ -279,15 +279,15 @@ _SILENT = (
     "This is the cheapest attack, and it uses the final model only. Finding nothing is no sign of privacy: whoever sees more"
     " than the model may learn more. secure-fed audit tries stronger attacks."
 )
-_SILENT_PHANTOMS = (
-    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A phantom that"
+_SILENT_DUMMIES = (
+    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy that"
     " pulls changes the model as much as anybody may, usually more than real data do, so it is easier to detect. secure-fed"
-    " audit compares what phantoms show with the guarantee."
+    " audit compares what dummies show with the guarantee."
 )
 _AUDIT = "The audit of this run: every attack, from every vantage point"
 _ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {
     "example": ("examples", "an example"),
-    "group": ("groups of examples", "a group"),
+    "person": ("persons", "a person"),
     "client": ("clients", "a client"),
 }

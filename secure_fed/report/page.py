@@ -189,10 +189,10 @@ def results(record: RunRecord) -> str:
     result = record.result or {}
     expected = ", expected" if record.hides_cohort else ""
     clients = number(len(record.client_names))
-    # Phantom clients, if there are any. Phantom examples belong to clients and are not counted here.
-    phantoms = (record.facts.get("phantoms") or {}).get("units")
-    if phantoms and record.config.privacy.unit in ("none", "client"):
-        clients += f" and {number(phantoms)} phantoms"
+    # Dummy clients, if there are any. Dummy examples belong to clients and are not counted here.
+    dummies = (record.facts.get("dummies") or {}).get("units")
+    if dummies and record.config.privacy.unit in ("none", "client"):
+        clients += f" and {number(dummies)} dummies"
     rows = (
         ("method", record.config.method.name),
         ("model", _model(record)),

@@ -172,7 +172,7 @@ def _participants(guarantee: Guarantee) -> str:
 _CHANGES = {
     "client": "one client's data were used or not",
     "example": "one example was among the training examples of its client or not",
-    "group": "all examples of one person at one client were among its training examples or not",
+    "person": "all examples of one person at one client were among its training examples or not",
 }
 _LIMITS = {
     "client": (
@@ -181,10 +181,10 @@ _LIMITS = {
     ),
     "example": (
         "The model may reveal whatever holds for many examples, and what distinguishes one client from another. The unit is one"
-        " example: a person with several examples is protected less. privacy.unit = 'group' protects all examples of a person"
+        " example: a person with several examples is protected less. privacy.unit = 'person' protects all examples of a person"
         " together."
     ),
-    "group": (
+    "person": (
         "The model may reveal whatever holds for many persons, and what distinguishes one client from another. The unit is one"
         " person at one client: a person with examples at several clients is protected less."
     ),

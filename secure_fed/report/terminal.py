@@ -21,7 +21,7 @@ from secure_fed.runs import guarantee
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
 _ANY = "any"
-_UNITS = 3  # client, example, group of examples
+_UNITS = 3  # client, example, person
 _NUMBERS = ("trainable", "up a\nround", "lr", "of head")
 _RIGHT: dict[str, Any] = {"justify": "right", "no_wrap": True}
 _EXPLAINED = {
@@ -29,7 +29,7 @@ _EXPLAINED = {
     "exact": "yes if the mean of the updates is the update of the mean model",
     "lr": "the learning rate in this model where training.lr is not set",
     "of head": "the learning rate of the head's last layer; in private runs it equals lr",
-    "protects": "the units that differential privacy can protect; any: client, example and group",
+    "protects": "the units that differential privacy can protect; any: client, example and person",
 }
 _SUMS = {
     "nowhere": "without noise",
@@ -190,8 +190,8 @@ def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False)
     if found.get("auc") is None:
         return [(name, f"no figure: {found.get('why') or 'no reason given'}")]
     sizes = f"{found['members']:,} members, {found['non_members']:,} held out"
-    if found.get("of") == "phantoms":
-        sizes = f"{found['members']:,} phantoms that contributed, {found['non_members']:,} that did not"
+    if found.get("of") == "dummies":
+        sizes = f"{found['members']:,} dummies that contributed, {found['non_members']:,} that did not"
     if of_rows(found):
         sizes = f"{found['members']:,} rows that trained, {found['non_members']:,} that did not"
     caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
@@ -279,8 +279,8 @@ def _hides_cohort(summary: Mapping[str, Any]) -> bool:
 def _those_in(summary: Mapping[str, Any]) -> str:
     """The participants of a round."""
     cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
-    if found.get("of") == "phantoms" and found["unit"] == "client" and found["members"] + found["non_members"]:
-        clients = f"{clients} clients, beside {found['members'] + found['non_members']} phantoms"
+    if found.get("of") == "dummies" and found["unit"] == "client" and found["members"] + found["non_members"]:
+        clients = f"{clients} clients, beside {found['members'] + found['non_members']} dummies"
     else:
         clients = f"{clients} clients"
     if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:

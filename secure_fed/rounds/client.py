@@ -54,7 +54,7 @@ class ClientSetup:
     personal: tuple[str, ...]
     by_examples: bool
     seed: int
-    group_examples: int
+    person_examples: int
     allowance: Callable[[str, int, int], int]
     watch: Callable[[Tensors, Tensors, float], None] | None = None
     train: Train = train
@@ -81,7 +81,7 @@ class Client:
     """A client of the federation.
 
     kept: its personal tensors, once it has trained; it keeps nothing else between rounds. groups: the group of each example,
-    where privacy is for groups. phantoms: examples that are nobody's data, drawn beside its own.
+    where privacy is for groups. dummies: examples that are nobody's data, drawn beside its own.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Client:
         examples: Sequence[Any],
         setup: ClientSetup,
         groups: Sequence[Any] | None = None,
-        phantoms: Sequence[Any] = (),
+        dummies: Sequence[Any] = (),
     ) -> None:
         self.index = index
         self.name = name
         self.examples = examples
         self.groups = groups
-        self.phantoms = phantoms
+        self.dummies = dummies
         self._setup = setup
         self._before = self._after = Tensors()
         self._loss = float("nan")
@@ -257,7 +257,7 @@ class Client:
         self._takes_part = count > 0
         stream = protection.entropy.stream("gradients", request.round, self.index)
         steps = PrivateSteps(
-            protection.mechanism, request.clip_norm, count, stream, self.groups, setup.group_examples, self.phantoms
+            protection.mechanism, request.clip_norm, count, stream, self.groups, setup.person_examples, self.dummies
         )
         return replace(job, private=steps)
 

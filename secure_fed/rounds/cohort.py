@@ -1,4 +1,4 @@
-"""Samplers of a round's cohort, and of the phantoms beside it."""
+"""Samplers of a round's cohort, and of the dummies beside it."""
 
 from __future__ import annotations
 
@@ -74,51 +74,51 @@ def counts_on_secrecy(config: RunConfig, everybody: int) -> bool:
     return by_server and by_chance and cohort_size(config, everybody) < everybody
 
 
-def phantom_sampler(cohorts: Sampler, phantoms: int) -> Sampler | None:
-    """The sampler of a round's phantoms, None without phantoms. The cohort is drawn as if there were none.
+def dummy_sampler(cohorts: Sampler, dummies: int) -> Sampler | None:
+    """The sampler of a round's dummies, None without dummies. The cohort is drawn as if there were none.
 
-    Beside Poisson cohorts each phantom has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
-    phantoms, so that the size of a masked sum is public: as many as take part no more often than a client, but one at least.
-    Beside a public order phantoms have their own order, in which turns are no closer together and no more numerous.
+    Beside Poisson cohorts each dummy has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
+    dummies, so that the size of a masked sum is public: as many as take part no more often than a client, but one at least.
+    Beside a public order dummies have their own order, in which turns are no closer together and no more numerous.
     """
-    return _beside(cohorts, phantoms) if phantoms else None
+    return _beside(cohorts, dummies) if dummies else None
 
 
-def with_phantoms(cohorts: Sampler, phantoms: int) -> Sampler:
-    """The distribution of a round's participants, phantoms included, which sets the size of a masked sum."""
-    if not phantoms:
+def with_dummies(cohorts: Sampler, dummies: int) -> Sampler:
+    """The distribution of a round's participants, dummies included, which sets the size of a masked sum."""
+    if not dummies:
         return cohorts
-    population = getattr(cohorts, "population", 0) + phantoms
+    population = getattr(cohorts, "population", 0) + dummies
     if isinstance(cohorts, Poisson):
         return PoissonWithVacancies(population, cohorts.rate, getattr(cohorts, "empty", 0))
     if isinstance(cohorts, PublicOrder):
         population += len(cohorts.vacant)
-    return FixedSize(population, round(cohorts.expected + _beside(cohorts, phantoms).expected))
+    return FixedSize(population, round(cohorts.expected + _beside(cohorts, dummies).expected))
 
 
 def invited(cohorts: Sampler, participants: int, *, hidden: bool) -> int:
-    """The number of participants invited to a masked sum whose size is public, phantoms included; everybody if `hidden`.
+    """The number of participants invited to a masked sum whose size is public, dummies included; everybody if `hidden`.
 
     The shares of noise that a guarantee counts, and the survivors that a sum needs, both follow from this number.
     """
     return participants if hidden else min(round(cohorts.expected), participants)
 
 
-def beside_cohort(cohorts: Sampler, phantoms: int, *, hidden: bool) -> int:
-    """The number of phantoms in a sum: all of them if everybody sends in every round (`hidden`), else those of a round."""
-    return phantoms if hidden else expected_phantoms(cohorts, phantoms)
+def beside_cohort(cohorts: Sampler, dummies: int, *, hidden: bool) -> int:
+    """The number of dummies in a sum: all of them if everybody sends in every round (`hidden`), else those of a round."""
+    return dummies if hidden else expected_dummies(cohorts, dummies)
 
 
-def expected_phantoms(cohorts: Sampler, phantoms: int) -> int:
-    """The number of phantoms expected in a round."""
-    return round(_beside(cohorts, phantoms).expected) if phantoms else 0
+def expected_dummies(cohorts: Sampler, dummies: int) -> int:
+    """The number of dummies expected in a round."""
+    return round(_beside(cohorts, dummies).expected) if dummies else 0
 
 
-def _beside(cohorts: Sampler, phantoms: int) -> Sampler:
+def _beside(cohorts: Sampler, dummies: int) -> Sampler:
     if isinstance(cohorts, Poisson):
-        return Poisson(phantoms, cohorts.rate)
+        return Poisson(dummies, cohorts.rate)
     if isinstance(cohorts, PublicOrder):
-        together = max(1, phantoms * cohorts.size // cohorts.places)
-        places = max(phantoms, -(-together * cohorts.places // cohorts.size))
-        return PublicOrder(phantoms, together, tuple(range(phantoms, places)), cohorts.seed)
-    return FixedSize(phantoms, max(1, math.floor(phantoms * cohorts.rate + 1e-9)))
+        together = max(1, dummies * cohorts.size // cohorts.places)
+        places = max(dummies, -(-together * cohorts.places // cohorts.size))
+        return PublicOrder(dummies, together, tuple(range(dummies, places)), cohorts.seed)
+    return FixedSize(dummies, max(1, math.floor(dummies * cohorts.rate + 1e-9)))

@@ -103,7 +103,7 @@ def run_round(state: State, server: Server, transport: Transport, lr: float) -> 
             server.charge(state.round, pass_name)
             if not means:
                 participants = server.draw(state.round)
-                tally.cohort = len(server.without_phantoms(participants))
+                tally.cohort = len(server.without_dummies(participants))
             request = server.request(state, plan, pass_name, lr, means, first)
             if not first and pass_name != plan.passes[-1]:  # computing a digest reads every number of the request
                 first = request.digest

@@ -30,7 +30,7 @@ def require_trainable(config: RunConfig, method: Method) -> None:
 
     A client's contribution is clipped whatever computed it. That the gradient of each example was, nobody can see.
     """
-    if (unit := config.privacy.unit) in ("example", "group"):
+    if (unit := config.privacy.unit) in ("example", "person"):
         raise ConfigError(
             f"privacy.unit = {unit!r} is refused with local: it cannot be shown that a function clips the gradient of each "
             "example; set privacy.unit = 'client', or train with secure-fed's own steps"
@@ -82,8 +82,8 @@ def require_read(config: RunConfig) -> None:
             "length of the change that local makes in a round, such as its median on public data"
         ).about("privacy.clip_norm", None, "set with local")
     evaluation = config.evaluation
-    if config.privacy.unit == "none" and (evaluation.phantoms or evaluation.canaries == "direction"):
-        name = "phantoms" if evaluation.phantoms else "canaries"
+    if config.privacy.unit == "none" and (evaluation.dummies or evaluation.canaries == "direction"):
+        name = "dummies" if evaluation.dummies else "canaries"
         value = getattr(evaluation, name)
         raise ConfigError(
             f"evaluation.{name} = {value!r} is refused with local and without privacy: an audited unit would move as far as "

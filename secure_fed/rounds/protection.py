@@ -29,7 +29,7 @@ from secure_fed.activity import activity
 from secure_fed.config import RunConfig, own_files
 from secure_fed.config.checks import require_small_delta
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.number_of_phantoms import Count, Room, count
+from secure_fed.learning.audit_pool.number_of_dummies import Count, Room, count
 from secure_fed.learning.audit_pool.pool import kind_of
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.models.architecture import require_data_free_start, require_supported
@@ -38,7 +38,7 @@ from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trials import require_constant, require_uncoupled, short
 from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.rounds.cohort import beside_cohort, expected_phantoms, invited, with_phantoms
+from secure_fed.rounds.cohort import beside_cohort, expected_dummies, invited, with_dummies
 from secure_fed.rounds.open_settings import unsteady
 from secure_fed.rounds.placement import NOWHERE, Placement, Population, placement_of
 from secure_fed.tensors.low_rank import in_own_factors
@@ -57,8 +57,8 @@ class Protection:
     mechanism of the shares. clip_norm: of the first round. entropy: the source of noise and secret coins. hidden: each client
     tosses its own coin for whether to train, and nobody else learns the outcome. audited: units are held out for an audit. The
     share depends on the number of units, so the guarantee takes that number as public. correlated: the server's noise, where a
-    round's noise depends on earlier rounds. phantoms: units beside the real ones that are nobody's data. beside: the number of
-    phantoms expected in a sum.
+    round's noise depends on earlier rounds. dummies: units beside the real ones that are nobody's data. beside: the number of
+    dummies expected in a sum.
     """
 
     unit: str = "none"
@@ -70,7 +70,7 @@ class Protection:
     plan: Plan | None = None
     hidden: bool = False
     audited: bool = False
-    phantoms: Count = Count()  # noqa: RUF009 - it has no state
+    dummies: Count = Count()  # noqa: RUF009 - it has no state
     beside: int = 0
     given: bool = False
     correlated: CorrelatedNoise | None = None
@@ -187,23 +187,23 @@ def protect(
     entropy: Entropy | None = None,
     numbers: int = 0,
     mechanism: Made | None = None,
-    allows: Callable[[int], bool] = lambda phantoms: True,
+    allows: Callable[[int], bool] = lambda dummies: True,
 ) -> Protection:
-    """The protection that a configuration requests; without a unit none, beside the phantoms that it requests.
+    """The protection that a configuration requests; without a unit none, beside the dummies that it requests.
 
     names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
-    of trained coordinates; 0 where it is unknown, and then there are only the phantoms that the configuration requests.
+    of trained coordinates; 0 where it is unknown, and then there are only the dummies that the configuration requests.
     mechanism: makes the user's own mechanism from a noise multiplier. allows: whether the masked sums of the configuration are
-    possible with a number of phantom clients.
+    possible with a number of dummy clients.
     """
     privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
         require_made(mechanism)
         require_open_sums(config, passes)
     if placement.plan is None:
-        chosen = config.evaluation.phantoms or 0
+        chosen = config.evaluation.dummies or 0
         among_clients = chosen if kind_of(config) == "client" else 0
-        return Protection(phantoms=Count(chosen), beside=expected_phantoms(cohorts, among_clients))
+        return Protection(dummies=Count(chosen), beside=expected_dummies(cohorts, among_clients))
     if privacy.unit not in card.units:
         message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
         raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
@@ -212,9 +212,9 @@ def protect(
     with activity("calibrating the noise"):
         plan = placement.plan(config, population)
     room = _room(config, placement, population, numbers, plan.noise_multiplier, allows)
-    phantoms = count(config, room)
-    _require_as_seldom(phantoms, room, cohorts)
-    everybody, beside = _of_a_sum(config, placement, population, phantoms.phantoms)
+    dummies = count(config, room)
+    _require_as_seldom(dummies, room, cohorts)
+    everybody, beside = _of_a_sum(config, placement, population, dummies.dummies)
     shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
     return Protection(
         unit=privacy.unit,
@@ -227,32 +227,32 @@ def protect(
         plan=plan,
         hidden=privacy.hidden_cohort,
         audited=config.audit_fraction > 0,
-        phantoms=phantoms,
+        dummies=dummies,
         beside=beside,
         correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
     )
 
 
-def _require_as_seldom(phantoms: Count, room: Room, cohorts: Sampler) -> None:
-    """Refuse a number of phantoms that would take part more often than a client: an audit would find more than is promised."""
-    if isinstance(cohorts, FixedSize) and 0 < phantoms.phantoms < room.fewest:
+def _require_as_seldom(dummies: Count, room: Room, cohorts: Sampler) -> None:
+    """Refuse a number of dummies that would take part more often than a client: an audit would find more than is promised."""
+    if isinstance(cohorts, FixedSize) and 0 < dummies.dummies < room.fewest:
         raise ConfigError(
-            f"evaluation.phantoms is {phantoms.phantoms}: cohorts of fixed size have one phantom at least, so each would take "
+            f"evaluation.dummies is {dummies.dummies}: cohorts of fixed size have one dummy at least, so each would take "
             f"part more often than a client; set it to {room.fewest} or more, or to 0"
-        ).about("evaluation.phantoms", phantoms.phantoms, f"at least {room.fewest}, or 0")
+        ).about("evaluation.dummies", dummies.dummies, f"at least {room.fewest}, or 0")
 
 
-def _of_a_sum(config: RunConfig, placement: Placement, population: Population, phantoms: int) -> tuple[int, int]:
-    """The participants invited to a sum of clients, and the phantoms among them, if a run has so many phantoms."""
-    among, hidden, cohorts = 0 if placement.step_noise else phantoms, config.privacy.hidden_cohort, population.cohorts
+def _of_a_sum(config: RunConfig, placement: Placement, population: Population, dummies: int) -> tuple[int, int]:
+    """The participants invited to a sum of clients, and the dummies among them, if a run has so many dummies."""
+    among, hidden, cohorts = 0 if placement.step_noise else dummies, config.privacy.hidden_cohort, population.cohorts
     beside = beside_cohort(cohorts, among, hidden=hidden)
-    return invited(with_phantoms(cohorts, among), len(population.names) + among, hidden=hidden), beside
+    return invited(with_dummies(cohorts, among), len(population.names) + among, hidden=hidden), beside
 
 
 def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:
-    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without phantoms.
+    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without dummies.
 
-    everybody: the participants of a sum. silent: the phantoms among them. They add no noise, so the noise is the same as
+    everybody: the participants of a sum. silent: the dummies among them. They add no noise, so the noise is the same as
     without them and comes from real clients.
     """
     from privacy.distributed import DistributedGaussian
@@ -261,15 +261,15 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
     bits: Literal[32, 64] = 32 if config.secure_aggregation.bits == 32 else 64
     if silent and counted < 1:
         raise ConfigError(
-            f"evaluation.phantoms puts {silent} phantoms beside {everybody - silent} clients of a sum; after the assumed "
+            f"evaluation.dummies puts {silent} dummies beside {everybody - silent} clients of a sum; after the assumed "
             "dropouts and colluding clients no share of noise is certain to remain: lower it, or secure_aggregation.dropout "
             "and corrupt"
-        ).about("evaluation.phantoms", silent, "fewer, so that a share of noise is left to count on")
+        ).about("evaluation.dummies", silent, "fewer, so that a share of noise is left to count on")
     return DistributedGaussian(noise_multiplier, everybody, counted, bits)
 
 
 def _counted(config: RunConfig, everybody: int, silent: int) -> int:
-    """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a phantom."""
+    """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a dummy."""
     from protocols.thresholds import counted_shares
 
     settings = config.secure_aggregation
@@ -282,18 +282,18 @@ def _room(
     population: Population,
     numbers: int,
     z: float,
-    allows: Callable[[int], bool] = lambda phantoms: True,
+    allows: Callable[[int], bool] = lambda dummies: True,
 ) -> Room:
-    """The public numbers that determine how many phantoms a run can have."""
+    """The public numbers that determine how many dummies a run can have."""
     if placement.step_noise:
         return Room(sum(population.units), config.training.batch, numbers, z)
     cohorts, masked = population.cohorts, config.secure_aggregation.enabled
     in_turn = masked and isinstance(cohorts, PublicOrder)
-    # A whole number of phantoms is in every sum of a cohort of fixed size.
+    # A whole number of dummies is in every sum of a cohort of fixed size.
     whole = isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
 
-    def counted(phantoms: int) -> int:
-        return _counted(config, *_of_a_sum(config, placement, population, phantoms))
+    def counted(dummies: int) -> int:
+        return _counted(config, *_of_a_sum(config, placement, population, dummies))
 
     return Room(
         len(population.names),

@@ -27,12 +27,12 @@ from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
 
 _COHORT_STREAM = 2**32 - 1  # no client has this index, so no client draws the same numbers
-_PHANTOM_STREAM = 2**32 - 3
+_DUMMY_STREAM = 2**32 - 3
 Floats = NDArray[np.float64]
 
 
 class Scoring(Protocol):
-    """Membership scores of phantoms, updated from each round's releases."""
+    """Membership scores of dummies, updated from each round's releases."""
 
     def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
@@ -44,10 +44,10 @@ class Scoring(Protocol):
 class Server:
     """The server's part of a round, step by step; `engine` has their order.
 
-    names: of the clients, and after them of the phantoms. charge: makes the charge for one release of the federation durable,
+    names: of the clients, and after them of the dummies. charge: makes the charge for one release of the federation durable,
     or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. tail: the last rounds, whose
-    models are averaged. phantoms: the sampler of a round's phantoms; the cohort is drawn as if there were none. scoring:
-    updates the membership scores of phantoms.
+    models are averaged. dummies: the sampler of a round's dummies; the cohort is drawn as if there were none. scoring:
+    updates the membership scores of dummies.
     """
 
     method: Method
@@ -60,26 +60,26 @@ class Server:
     charge: Callable[[int, str], None]
     summing: Summing
     tail: Tail
-    phantoms: Sampler | None = None
+    dummies: Sampler | None = None
     scoring: Scoring | None = None
 
     @property
     def clients(self) -> int:
-        """The number of clients. Participants with a higher index are phantoms."""
-        return len(self.names) - getattr(self.phantoms, "population", 0)
+        """The number of clients. Participants with a higher index are dummies."""
+        return len(self.names) - getattr(self.dummies, "population", 0)
 
     def draw(self, round_: int) -> list[int]:
-        """The participants of a round: the cohort and its phantoms, or everybody if each client tosses its own coin.
+        """The participants of a round: the cohort and its dummies, or everybody if each client tosses its own coin.
 
         Coins are secret if the guarantee relies on them, else they come from the seed.
         """
         if self.protection.hidden:
             return list(range(len(self.names)))
         cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM), round_)
-        if self.phantoms is None:
+        if self.dummies is None:
             return cohort
-        beside = self.phantoms.draw(self._coins("phantoms", round_, _PHANTOM_STREAM), round_)
-        return [*cohort, *(self.clients + phantom for phantom in beside)]
+        beside = self.dummies.draw(self._coins("dummies", round_, _DUMMY_STREAM), round_)
+        return [*cohort, *(self.clients + dummy for dummy in beside)]
 
     def _coins(self, name: str, round_: int, number: int) -> Uniform:
         """The coins of a round: secret if the guarantee relies on them, else from the seed and `number`."""
@@ -87,7 +87,7 @@ class Server:
             return self.protection.entropy.stream(name, round_).uniform
         return np.random.default_rng([self.seed, round_, number]).random
 
-    def without_phantoms(self, participants: Sequence[int]) -> list[int]:
+    def without_dummies(self, participants: Sequence[int]) -> list[int]:
         """The clients among these participants."""
         return [client for client in participants if client < self.clients]
 
@@ -118,10 +118,10 @@ class Server:
         """The mean contribution, noised by the mechanism. A method sees nothing else.
 
         Noised sums are divided by the expected cohort size, which is public, and never by the drawn size; an empty cohort still
-        releases noise. Other sums are divided by the weight that arrived from clients, and an empty one is zero. Phantoms add
+        releases noise. Other sums are divided by the weight that arrived from clients, and an empty one is zero. Dummies add
         nothing to any divisor.
         """
-        if intake.rejected and not self.without_phantoms(intake.received) and not self.protection.hides_cohort:
+        if intake.rejected and not self.without_dummies(intake.received) and not self.protection.hides_cohort:
             raise TrainingError(
                 f"every client of the cohort sent an update that is not finite ({len(intake.rejected)} of them); "
                 "lower training.lr, or federation.server_lr if the state they started from is to blame"
@@ -131,9 +131,9 @@ class Server:
             total = self._noised(total, state, pass_name)
         if self.protection.placement.expected_divisor:
             weight = self.sampler.expected
-        elif beside := len(intake.received) - len(self.without_phantoms(intake.received)):
+        elif beside := len(intake.received) - len(self.without_dummies(intake.received)):
             weight -= beside
-            if weight < 0.5:  # only phantoms contributed, so no client changed anything
+            if weight < 0.5:  # only dummies contributed, so no client changed anything
                 return total * 0.0
         return total * (1.0 / weight) if weight else total
 
@@ -166,11 +166,11 @@ class Server:
         return record | sizes | ({"cohort": round(cohort), "rejected": []} if hides else {})
 
     def traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
-        """The bytes that a cohort of this size sends and receives in this round with its phantoms, whatever it trained.
+        """The bytes that a cohort of this size sends and receives in this round with its dummies, whatever it trained.
 
         With masks all invited clients send, and for a hidden cohort these are all clients.
         """
-        cohort += self.phantoms.expected if self.phantoms else 0.0
+        cohort += self.dummies.expected if self.dummies else 0.0
         up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}
@@ -198,7 +198,7 @@ class Server:
         return self.method.reported(means, following) if isinstance(self.method, Reporting) else {}
 
     def scored(self, state: State, following: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]) -> State:
-        """`following` with the membership scores of phantoms after this round's release."""
+        """`following` with the membership scores of dummies after this round's release."""
         if self.scoring is None:
             return following
         scores = self.scoring.after(self, state, plan, lr, means)

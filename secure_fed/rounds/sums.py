@@ -98,7 +98,7 @@ class Summing(Protocol):
 class OpenSum:
     """`Summing` of contributions that the server receives one by one, and keeps only for a median or trimmed mean.
 
-    names: of all participants. real: the number of clients among them; the others are phantoms, whose loss means nothing.
+    names: of all participants. real: the number of clients among them; the others are dummies, whose loss means nothing.
     skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty: the sum of a pass before
     its first contribution.
     """

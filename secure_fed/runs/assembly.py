@@ -2,7 +2,7 @@
 
     started      settled settings, the problem, and the method's tensors: the same for every party
     protect      the noise, the clip norm and the plan of a private run
-    parties_of   clients, phantoms and server, each with what it may know
+    parties_of   clients, dummies and server, each with what it may know
     masks        around the parties, if secure aggregation is enabled
 
 Every party is complete before its name exists in `assemble`, so no party can receive a half-made one.
@@ -23,7 +23,7 @@ from privacy.sampling_and_turns import Attendance, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.number_of_phantoms import phantoms
+from secure_fed.learning.audit_pool.number_of_dummies import dummies
 from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.data.holdout import is_declared
@@ -42,13 +42,13 @@ from secure_fed.learning.training.trial_results import user_file
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
 from secure_fed.rounds.client import Client, ClientSetup, Joined, Registered
 from secure_fed.rounds.client_models import part, personal_names, require_ranks, require_shared_factors
-from secure_fed.rounds.cohort import cohort_sampler, phantom_sampler, vacancies, with_phantoms
+from secure_fed.rounds.cohort import cohort_sampler, dummy_sampler, vacancies, with_dummies
 from secure_fed.rounds.diagnostics import Watch, watch
+from secure_fed.rounds.dummies import Dummy, DummyScores, canary_setups, dummy_clients, dummy_examples
 from secure_fed.rounds.engine import Charges, charges_nothing
 from secure_fed.rounds.local_function import require_function, require_trainable, require_undivided
 from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
 from secure_fed.rounds.open_settings import paced, reached, settled, unhurt
-from secure_fed.rounds.phantoms import Phantom, PhantomScores, canary_setups, phantom_clients, phantom_examples
 from secure_fed.rounds.protection import (
     Protection,
     own_mechanism,
@@ -70,8 +70,8 @@ class Assembly:
     """A federation, put together and ready to run.
 
     problem: without the examples or clients that an audit holds out. pools: the units that an audit may test, some of which
-    train: units held out of the "data", and "phantoms", which are nobody's data. initial: the state before the first round.
-    base_digest: of the model before the method changed it. phantoms: clients without data, indexed after `clients`. masks: both
+    train: units held out of the "data", and "dummies", which are nobody's data. initial: the state before the first round.
+    base_digest: of the model before the method changed it. dummies: clients without data, indexed after `clients`. masks: both
     sides of secure aggregation, if it is enabled. ways: how clients train in common passes. usual_rate: the server's learning
     rate without regard to the noise. everybody_here: whether all clients are in this process. local: the function by which
     they train, if it is the user's.
@@ -90,7 +90,7 @@ class Assembly:
     attendance: Attendance | None
     watch: Watch | None
     clients: Sequence[Client]
-    phantoms: Sequence[Phantom]
+    dummies: Sequence[Dummy]
     masks: Masks | None
     transport: Transport
     server: Server
@@ -101,11 +101,11 @@ class Assembly:
 
     @property
     def audit_pool(self) -> AuditPool:
-        """The units that an audit tests: held-out units of the data, if there are any; else phantoms, in a run that is private
+        """The units that an audit tests: held-out units of the data, if there are any; else dummies, in a run that is private
         or that has them.
         """
-        private = self.config.privacy.unit != "none" or bool(self.config.evaluation.phantoms)
-        return self.pools["phantoms" if private and not self.pools["data"].units else "data"]
+        private = self.config.privacy.unit != "none" or bool(self.config.evaluation.dummies)
+        return self.pools["dummies" if private and not self.pools["data"].units else "data"]
 
     @property
     def charges_every_release(self) -> bool:
@@ -164,14 +164,14 @@ def assemble(
         masks = behind_masks(
             config,
             protection,
-            with_phantoms(start.sampler, len(parties.phantoms)),
+            with_dummies(start.sampler, len(parties.dummies)),
             parties.everybody,
             method,
             tensors,
             start.personal,
             objective.device,
             start.sampler if isinstance(start.sampler, PublicOrder) else None,
-            parties.server.phantoms,
+            parties.server.dummies,
             elsewhere,
         )
     server = replace(parties.server, summing=masks.sums) if masks else parties.server
@@ -182,7 +182,7 @@ def assemble(
         config=config,
         method=method,
         problem=problem,
-        pools={"data": start.held_out, "phantoms": pool},
+        pools={"data": start.held_out, "dummies": pool},
         base_digest=start.base_digest,
         initial=initial,
         objective=objective,
@@ -192,7 +192,7 @@ def assemble(
         attendance=parties.attendance,
         watch=watched,
         clients=parties.clients,
-        phantoms=parties.phantoms,
+        dummies=parties.dummies,
         masks=masks,
         transport=in_process(config, parties.everybody, masks, *_trainer(config, parties.setup, start.trained)),
         server=server,
@@ -230,7 +230,7 @@ def _protected(
     *,
     steps: bool,
 ) -> tuple[Start, Protection, AuditPool, float]:
-    """The start, its protection, the phantoms, and the server's rate without noise; the start's server steps suit the noise.
+    """The start, its protection, the dummies, and the server's rate without noise; the start's server steps suit the noise.
 
     Refuses what cannot be protected. steps: see `settled`.
     """
@@ -241,13 +241,13 @@ def _protected(
     protection = protect(
         config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism, bearable
     )
-    pool = phantoms(config, protection.phantoms, names, units)
+    pool = dummies(config, protection.dummies, names, units)
     initial = State(start.tensors, clip_norm=protection.clip_norm)
     usual_rate = unhurt(config).federation.server_rate
     rounds, numbers = config.federation.rounds, reached(method, initial, start.personal)
     config = paced(config, protection.noise_over_way(start.sampler.expected, numbers, rounds))
-    if pool.units:  # a resumed run must have the same phantoms
-        noted = {"phantoms": {"units": len(pool.units), "digest": pool.digest}}
+    if pool.units:  # a resumed run must have the same dummies
+        noted = {"dummies": {"units": len(pool.units), "digest": pool.digest}}
         problem = replace(problem, facts={**problem.facts, **noted})
     start = replace(start, config=config, problem=problem)
     require_steady(protection, method, initial, rounds)
@@ -262,7 +262,7 @@ class Start:
     config: with the local steps and the protection of clients settled. problem: without the units that an audit holds out,
     which are in `held_out`. base_digest: of the model before the method changed it. tensors: the initial tensors that the
     method adds to the model or trains in it; those in `personal` never leave their client. plan: of the first round. trained:
-    the number of coordinates that a client trains and sends. sampler: of cohorts, without phantoms.
+    the number of coordinates that a client trains and sends. sampler: of cohorts, without dummies.
     """
 
     config: RunConfig
@@ -337,7 +337,7 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
         device, others = others[0], others[:1]
     longest = None if problem.tokenizer is None else config.model.max_length  # texts passed by the user are not cut
     training, model = config.training, problem.model
-    at_once = 1 if config.privacy.unit in ("example", "group") else training.microbatch or training.batch
+    at_once = 1 if config.privacy.unit in ("example", "person") else training.microbatch or training.batch
     tokens = None if longest is None else at_once * min(longest, positions_of(model) or longest)
     checkpointing = wanted(training.checkpointing, model, tokens, device)
     objective = Objective(model, loss_of(method, problem.loss), device, longest=longest, checkpointing=checkpointing)
@@ -355,26 +355,26 @@ class Parties:
     """All parties of a federation without secure aggregation.
 
     attendance: the clients' record of their turns, where a guarantee relies on how seldom they take part. setup: shared by all
-    clients. phantoms: clients without data, indexed after `clients`. server: sums in the open.
+    clients. dummies: clients without data, indexed after `clients`. server: sums in the open.
     """
 
     charges: Charges
     attendance: Attendance | None
     setup: ClientSetup
     clients: Sequence[Client]
-    phantoms: Sequence[Phantom]
+    dummies: Sequence[Dummy]
     server: Server
 
     @property
     def everybody(self) -> Sequence[Client]:
-        """The clients, then the phantoms."""
+        """The clients, then the dummies."""
         if isinstance(self.clients, Registered):
-            return Joined(self.clients, self.phantoms)
-        return [*self.clients, *self.phantoms]
+            return Joined(self.clients, self.dummies)
+        return [*self.clients, *self.dummies]
 
 
 def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: Watch | None, train: Train) -> Parties:
-    """The parties over a start. pool: the phantoms, as units. watched: observes clients' training. train: local training."""
+    """The parties over a start. pool: the dummies, as units. watched: observes clients' training. train: local training."""
     config, problem, charges = start.config, start.problem, Charges()
     attendance = None
     # Clients that account for their own releases, and rounds without privacy, may be repeated after an interruption.
@@ -383,10 +383,10 @@ def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: W
     setup = replace(_setup(start, protection, charges, watched, attendance), train=train)
     clients, passes = _clients(start, pool, setup), len(start.plan.passes)
     server = _server(config, problem, pool, start.sampler, charges, setup)
-    beside: list[Phantom] = []
+    beside: list[Dummy] = []
     if pool.kind == "client":
         turns = turns_of(server, range(len(problem.names), len(problem.names) + len(pool.units)), passes)
-        beside = phantom_clients(config, pool.units, pool.members, len(clients), setup, turns)
+        beside = dummy_clients(config, pool.units, pool.members, len(clients), setup, turns)
     else:
         index = {name: number for number, name in enumerate(problem.names)} if pool.units else {}
         turns = turns_of(server, [index[unit.client] for unit in pool.units], passes)
@@ -418,7 +418,7 @@ def _setup(
         personal=start.personal,
         by_examples=config.federation.weighting == "examples",
         seed=config.federation.seed,
-        group_examples=config.privacy.group_examples,
+        person_examples=config.privacy.person_examples,
         allowance=charges.allowance,
         watch=watched.see if watched and watched.local else None,
         attendance=attendance,
@@ -429,9 +429,9 @@ def _setup(
 
 
 def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Client]:
-    """A client for each part of the data, with its own examples and its phantom examples."""
+    """A client for each part of the data, with its own examples and its dummy examples."""
     problem, setups = start.problem, canary_setups(start.config, start.held_out, setup)
-    beside = phantom_examples(pool, pool.members)
+    beside = dummy_examples(pool, pool.members)
 
     def client(index: int) -> Client:
         name, groups = problem.names[index], problem.groups
@@ -463,15 +463,15 @@ def _server(
         charge=charges.charge if protection.placement.charges_federation else charges_nothing,
         summing=OpenSum(names, len(problem.names), settings.nonfinite == "skip", empty),
         tail=tail,
-        phantoms=phantom_sampler(sampler, len(beside)),
+        dummies=dummy_sampler(sampler, len(beside)),
     )
 
 
-def _scoring(config: RunConfig, pool: AuditPool, setup: ClientSetup, turns: Turns) -> PhantomScores | None:
-    """The membership scores of phantoms, from the contribution that each would send as a member."""
-    echoes = phantom_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, setup)
+def _scoring(config: RunConfig, pool: AuditPool, setup: ClientSetup, turns: Turns) -> DummyScores | None:
+    """The membership scores of dummies, from the contribution that each would send as a member."""
+    echoes = dummy_clients(config, pool.units, np.ones(len(pool.units), dtype=bool), 0, setup)
     known = not setup.protection.placement.step_noise
-    return PhantomScores(echoes, turns, config.federation.seed, known) if echoes else None
+    return DummyScores(echoes, turns, config.federation.seed, known) if echoes else None
 
 
 def _trainer(config: RunConfig, setup: ClientSetup, numbers: int) -> tuple[Together | None, int]:

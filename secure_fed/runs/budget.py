@@ -78,7 +78,7 @@ class Subject:
 def unit_name(config: RunConfig) -> str:
     """The name of the protected unit in a ledger: the user's, else from the column that identifies units."""
     privacy, client = config.privacy, config.data.client
-    columns = {"client": client, "group": privacy.group_column}
+    columns = {"client": client, "person": privacy.person_column}
     return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 

@@ -93,7 +93,7 @@ def _data(assembly: Assembly, whole: Problem) -> dict[str, Any]:
         "rows": len(here),
         "test_rows": len(problem.test),
         "test_from": problem.facts["test"]["from"],
-        "held_out_for_an_audit": 0 if pool.of == "phantoms" else pool.out,
+        "held_out_for_an_audit": 0 if pool.of == "dummies" else pool.out,
         "labels": _labels(here, names),
         "rows_at_the_limit": cut,
         "rows_left_out": whole.left_out,
@@ -132,7 +132,7 @@ def hidden_cohort_traffic(assembly: Assembly) -> str:
     if not assembly.protection.hidden:
         return ""
     server, clients = assembly.server, len(assembly.clients)
-    senders, rounds = clients + len(assembly.phantoms), assembly.config.federation.rounds
+    senders, rounds = clients + len(assembly.dummies), assembly.config.federation.rounds
     up, down = server.traffic(assembly.initial, server.plan(assembly.initial), clients)  # the model goes to everybody
     each, back, whole = map(_megabytes, (up / senders, down / senders, rounds * (up + down)))
     return (

@@ -174,17 +174,17 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
     if plan is None:
         raise ValueError("a run without privacy has no guarantee to state")
     words = protection.placement.words
-    over_rounds = phantoms = ""
+    over_rounds = dummies = ""
     if plan.exposures:
         over_rounds = ", independent in every round"
         if (band := plan.correlation.band) > 1:
             over_rounds = (
                 f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
             )
-    if count := protection.phantoms.phantoms:
-        phantoms = (
-            f". The sums contain {count} phantoms: random contributions that depend on nobody's data and leave the noise as it "
-            "is; the membership figures of phantoms are computed from the releases alone"
+    if count := protection.dummies.dummies:
+        dummies = (
+            f". The sums contain {count} dummies: random contributions that depend on nobody's data and leave the noise as it "
+            "is; the membership figures of dummies are computed from the releases alone"
         )
     uncovered: tuple[str, ...] = (*words.not_covered, *(_SEVERAL_CLIENTS if plan.exposures else ()))
     if protection.hidden:
@@ -201,7 +201,7 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
         noise=f"{words.noise}{over_rounds}",
         trust=_trusted(protection, assembly.masks),
         holds_against=protection.placement.holds_against,
-        released=f"{words.released.format(_most(protection, releases))}, and every model made of them{phantoms}",
+        released=f"{words.released.format(_most(protection, releases))}, and every model made of them{dummies}",
         not_covered=(
             *NOT_COVERED,
             *_MEMBERSHIP,
@@ -408,7 +408,7 @@ _PERSONAL = ("a client's personal tensors, which have no noise: nothing protects
 _UNITS = {
     "client": "a client with everything it has",
     "example": "one example of one client",
-    "group": "all examples of one person at one client",
+    "person": "all examples of one person at one client",
 }
 _EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
 _ACCOUNTANTS = {
@@ -426,4 +426,4 @@ _SHARE_HELD_OUT = (
     "(evaluation.audit_fraction)",
 )
 _SEVERAL_CLIENTS = ("a person with data at several clients, who is protected only as a group of that many clients",)
-_NEIGHBOURS = {"client": "one client", "example": "one example", "group": "one person's examples"}
+_NEIGHBOURS = {"client": "one client", "example": "one example", "person": "one person's examples"}

@@ -2,7 +2,7 @@
 
 The attack is the cheapest for its units, and has the final model (`of_pool`):
 
-    phantoms            how far the run's releases moved along their directions (`rounds/phantoms.py`). They are nobody's data,
+    dummies            how far the run's releases moved along their directions (`rounds/dummies.py`). They are nobody's data,
                         and a guarantee covers the figure
     direction canaries  how far the final model moved along their directions (`along`)
     other units         the loss threshold of Yeom et al. (2018, arXiv 1709.01604): the units that the final model fits best are
@@ -11,7 +11,7 @@ The attack is the cheapest for its units, and has the final model (`of_pool`):
 Coins decided which of these units trained. A negative result means little; a positive result means much.
 
 A figure of rows needs no coins (`of_rows`): rows that trained against rows that did not. Every run has it whose owner names
-rows that no client trains on (`evaluation.non_members`), and a private run also where it has no figure of phantoms: then test
+rows that no client trains on (`evaluation.non_members`), and a private run also where it has no figure of dummies: then test
 rows of the same kind stand for non-members. Since no coin decided who trained, it can mislead, and says how.
 
 Figures of the data are computed from members' losses without noise, so no guarantee covers them, and a private run keeps them
@@ -38,7 +38,7 @@ from secure_fed.learning.tasks.task import Collate, Confidence
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.objective import to_device
 from secure_fed.methods.method import State
-from secure_fed.rounds.phantoms import SCORES
+from secure_fed.rounds.dummies import SCORES
 from secure_fed.runs import roc
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -78,13 +78,13 @@ def public_figure(assembly: Assembly, state: State) -> dict[str, Any]:
 def of_run(assembly: Assembly, state: State) -> dict[str, Any]:
     """The membership part of `result.json`; without numbers, the reason.
 
-    of: "phantoms" in a run that is private or that sets `evaluation.phantoms`: a function of the releases, so that a guarantee
+    of: "dummies" in a run that is private or that sets `evaluation.dummies`: a function of the releases, so that a guarantee
     covers it. Else "data".
     """
     config = assembly.config
-    if config.privacy.unit == "none" and not config.evaluation.phantoms:
+    if config.privacy.unit == "none" and not config.evaluation.dummies:
         return of_pool(assembly, state, assembly.pools["data"])
-    return of_pool(assembly, state, assembly.pools["phantoms"])
+    return of_pool(assembly, state, assembly.pools["dummies"])
 
 
 def of_data(assembly: Assembly, state: State) -> dict[str, Any] | None:
@@ -95,9 +95,9 @@ def of_data(assembly: Assembly, state: State) -> dict[str, Any] | None:
 
 def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]:
     """The figures of the cheapest attack on these units."""
-    phantoms = held.of == "phantoms"
+    dummies = held.of == "dummies"
     members = int(held.members.sum())
-    attack = "phantoms" if phantoms else "one_run" if held.directions else "loss"
+    attack = "dummies" if dummies else "one_run" if held.directions else "loss"
     entry: dict[str, Any] = {"of": held.of, "attack": attack, "unit": held.kind}
     entry |= {"members": members, "non_members": len(held.units) - members}
     nothing = entry | dict.fromkeys(_FIGURES)
@@ -105,7 +105,7 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
         return nothing | {"why": "all coins of the audit pool fell on the same side"}
-    if phantoms:
+    if dummies:
         scores: NDArray[np.float64] | None = kept_scores(state, held)
     else:
         scores = along(assembly, state, held) if held.directions else fitted(assembly, state, held)
@@ -121,10 +121,10 @@ def _figures(members: NDArray[np.float64], non_members: NDArray[np.float64]) -> 
     return {name: found[name] for name in _FIGURES} | {"why": ""}
 
 
-def kept_scores(state: State, phantoms: AuditPool) -> NDArray[np.float64]:
-    """(phantoms,) their scores over all rounds (`rounds/phantoms.py`); zeros before the first round."""
+def kept_scores(state: State, dummies: AuditPool) -> NDArray[np.float64]:
+    """(dummies,) their scores over all rounds (`rounds/dummies.py`); zeros before the first round."""
     if SCORES not in state.memory:
-        return np.zeros(len(phantoms.units))
+        return np.zeros(len(dummies.units))
     scores: NDArray[np.float64] = state.memory.tensor(SCORES).numpy()
     return scores
 
@@ -245,7 +245,7 @@ def misleads(assembly: Assembly) -> str:
     rows = _NAMED if stand_ins(assembly) == "non_members" else _OF_TEST[tested]
     single = (
         f" Single rows are compared, and privacy protects each {unit} as a whole."
-        if unit in ("client", "group")
+        if unit in ("client", "person")
         else ""
     )
     return f"{rows}{single}"
@@ -271,7 +271,7 @@ _WOULD = "would give the owner of the data a figure"
 _NAME_ROWS = f"rows of the same kind that no client trains on, named as evaluation.non_members, {_WOULD}"
 _GIVE_ROWS = f"rows of the same kind that no client trains on, given as non_members, {_WOULD}"
 _DEPLOYED = (
-    "a deployment has no phantoms, since the party that ran one would know what it contributes, and nobody has members' rows "
+    "a deployment has no dummies, since the party that ran one would know what it contributes, and nobody has members' rows "
     "beside others; a simulation of these settings has a figure (secure-fed train), and a member can audit the final model on "
     "rows of its own (secure-fed audit model)"
 )

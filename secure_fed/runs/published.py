@@ -45,7 +45,7 @@ FACTS: Table = {
     "test": {"from": SETTINGS, "rows": TEST},
     "privacy": SETTINGS,
     "noise_alone": TEST,
-    "phantoms": SETTINGS,
+    "dummies": SETTINGS,
     "charter": SETTINGS,
     "local": SETTINGS,
     **dict.fromkeys(("model_digest", "chat_template"), SETTINGS),

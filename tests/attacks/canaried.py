@@ -27,7 +27,7 @@ INPUTS = 256
 CLIENTS: dict[str, Any] = {
     "evaluation.audit_fraction": 1.0,
     "evaluation.canaries": "direction",
-    "evaluation.phantoms": 0,  # only the canaries pull
+    "evaluation.dummies": 0,  # only the canaries pull
     "method.rank": 8,
     "privacy.unit": "client",
     "privacy.clip_norm": 0.1,

@@ -212,7 +212,7 @@ def cell(auc: float, *, half: float = 0.03, units: int = 900, **more: Any) -> di
 
 FAILED = {"auc": 0.63, "auc_interval": [0.6, 0.66], "at_chance": False}  # a baseline without a model
 REPLACED = {"epsilon_accounted": None, "epsilon_promised": 7.08, "adjacency": "one client replaced by another"}
-PHANTOMS: dict[str, Any] = {
-    **{"audited_unit": "client", "audited_of": "phantoms", "canaries": "direction"},
-    "baseline": {"auc": None, "auc_interval": None, "at_chance": None, "why": "phantoms have no texts"},
+DUMMIES: dict[str, Any] = {
+    **{"audited_unit": "client", "audited_of": "dummies", "canaries": "direction"},
+    "baseline": {"auc": None, "auc_interval": None, "at_chance": None, "why": "dummies have no texts"},
 }

@@ -32,7 +32,7 @@ FIXED = ("federation.sampling=fixed",)
 SGD = ("training.optimizer=sgd", "training.lr=0.1")
 NOISE = (
     *("privacy.unit=client", "privacy.epsilon=8", "privacy.clip_norm=0.5", "privacy.noise=local"),
-    *("evaluation.phantoms=0", "federation.sampling=poisson"),
+    *("evaluation.dummies=0", "federation.sampling=poisson"),
 )
 MASKS = (*FIXED, "secure_aggregation.enabled=true")
 EACH = 8

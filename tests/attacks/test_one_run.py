@@ -1,4 +1,4 @@
-"""Audits of canaries and phantoms: they find leaks, flag broken noise under every kind of neighbours, and no other."""
+"""Audits of canaries and dummies: they find leaks, flag broken noise under every kind of neighbours, and no other."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_where_a_run_could_only_give_another_figure_it_gives_none(method: str) -
     assert np.isfinite(run(case).scores).all(), "the audit has one"
 
 
-# Phantoms.
+# Dummies.
 
 
 MASKED = {
@@ -158,12 +158,12 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_phantoms(
-    place: str, *, noise: bool, phantoms: int | None = 120, z: float = 10.0, clients: int = 6, rounds: int = 3
+def with_dummies(
+    place: str, *, noise: bool, dummies: int | None = 120, z: float = 10.0, clients: int = 6, rounds: int = 3
 ) -> tuple[Federation, Target]:
     """A run in which every client takes part in each round, and the target for its audit."""
     usual = {**canaried.CLIENTS, "federation.cohort": clients, "privacy.noise_multiplier": z, **PLACES[place]}
-    settings = usual | {"evaluation.phantoms": phantoms, "federation.rounds": rounds}
+    settings = usual | {"evaluation.dummies": dummies, "federation.rounds": rounds}
     for name in ("evaluation.audit_fraction", "evaluation.canaries"):
         del settings[name]
     sizes = [40] * 3 if place == "example" else [2] * clients
@@ -189,10 +189,10 @@ def with_phantoms(
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_added_it(place: str) -> None:
-    federation, target = with_phantoms(place, noise=False)
+    federation, target = with_dummies(place, noise=False)
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
-    assert audit["audited_of"] == "phantoms"
+    assert audit["audited_of"] == "dummies"
     assert cell["epsilon_accounted"] is not None
     assert cell["epsilon_lower"] > cell["epsilon_accounted"]
     assert target.result["membership"]["auc"] > 0.95
@@ -203,7 +203,7 @@ def test_a_run_without_its_noise_contradicts_its_guarantee_whoever_should_have_a
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", PLACES)
 def test_right_noise_is_not_flagged(place: str) -> None:
-    _, target = with_phantoms(place, noise=True)
+    _, target = with_dummies(place, noise=True)
     audit = audited(target, ["canary_cosine", "one_run", "loss"], Settings(references=0))
     cells = [one for one in audit["cells"] if one["applicable"] and one["epsilon_accounted"] is not None]
     assert cells
@@ -216,10 +216,10 @@ def test_right_noise_is_not_flagged(place: str) -> None:
 
 @pytest.mark.parametrize("noise", [True, False])
 def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: bool) -> None:
-    """With the phantoms that such a run has by default."""
-    federation, target = with_phantoms("central", noise=noise, phantoms=None, clients=100, rounds=1)
+    """With the dummies that such a run has by default."""
+    federation, target = with_dummies("central", noise=noise, dummies=None, clients=100, rounds=1)
     audit = audited(target, ["canary_cosine"], Settings(references=0))
-    assert audit["members"] + audit["non_members"] == federation.assembly.protection.phantoms.phantoms == 100
+    assert audit["members"] + audit["non_members"] == federation.assembly.protection.dummies.dummies == 100
     assert target.result["membership"]["auc"] is not None
     assert audit["verdict"]["level"] == ("none_found" if noise else "violation")
 
@@ -227,10 +227,10 @@ def test_the_audit_of_a_private_run_of_a_hundred_clients_says_something(noise: b
 @pytest.mark.nightly
 @pytest.mark.parametrize("place", chosen(["central", "example"], ["central"]))
 def test_under_right_noise_those_who_are_no_members_follow_the_known_law(place: str) -> None:
-    """The scores of phantoms that do not pull are sums of coordinates of uniform points on a sphere: normal, of a known
+    """The scores of dummies that do not pull are sums of coordinates of uniform points on a sphere: normal, of a known
     variance.
     """
-    federation, target = with_phantoms(place, noise=True, phantoms=200, z=50.0)
+    federation, target = with_dummies(place, noise=True, dummies=200, z=50.0)
     audit = audited(target, ["canary_cosine"], Settings(references=0))
     cell = next(one for one in audit["cells"] if one["vantage"] == "fellow_client")
     assert cell["measured"]["null_p_value"] > 1e-3

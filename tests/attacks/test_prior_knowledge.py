@@ -26,7 +26,7 @@ STEPS: dict[str, Any] = {
     "privacy.noise_multiplier": 30.0,  # so that the gradients are small beside it
     "privacy.clip_norm": 0.1,
     "privacy.delta": 1e-3,
-    "evaluation.phantoms": 0,
+    "evaluation.dummies": 0,
     "evaluation.record": "updates",
     "federation.rounds": 1,
     "method.rank": 16,
@@ -77,7 +77,7 @@ CLIENTS: dict[str, Any] = {
     "privacy__unit": "client",
     "privacy__noise_multiplier": 1.0,
     "privacy__clip_norm": 0.1,
-    "evaluation__phantoms": 0,
+    "evaluation__dummies": 0,
 }
 
 

@@ -27,7 +27,7 @@ from attacks.report.words import headline, how_to_read, untried
 from secure_fed.errors import RunDirectoryError
 from tests.attacks import samples
 from tests.attacks.refusals import Capsys
-from tests.attacks.samples import FAILED, PHANTOMS, REPLACED, copied, verdict
+from tests.attacks.samples import DUMMIES, FAILED, REPLACED, copied, verdict
 from tests.cells import chosen, every
 from tests.golden import golden, refused
 
@@ -155,7 +155,7 @@ CHANGED: dict[str, dict[str, Audit]] = {
             cells(PROTECTED, "canary_cosine", estimates=ESTIMATES),
             main={"attack": "canary_cosine", "vantage": "fellow_client"},
         ),
-        "phantoms": copied(PROTECTED, **PHANTOMS),
+        "dummies": copied(PROTECTED, **DUMMIES),
         "one attack alone": ONE,
         "one attack alone, with a wide interval": only(PROTECTED, "loss", auc=0.47, auc_interval=[0.38, 0.56]),
         "one attack alone, with a narrow one": only(PROTECTED, "loss", auc=0.51, auc_interval=[0.49, 0.53]),

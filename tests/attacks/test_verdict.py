@@ -22,7 +22,7 @@ from attacks.report import verdict as decided
 from attacks.report.verdict import level, main_of
 from secure_fed.runs import roc
 from tests.attacks import samples
-from tests.attacks.samples import FAILED, PHANTOMS, REPLACED, audit_of, cell, verdict
+from tests.attacks.samples import DUMMIES, FAILED, REPLACED, audit_of, cell, verdict
 from tests.cells import every
 from tests.golden import golden
 
@@ -94,11 +94,11 @@ VERDICTS: dict[str, dict[str, Audit]] = {
         "clients, whom servers see": audit_of(cell(0.5), audited_unit="client"),
         "clients, by a server": audit_of({**cell(0.5), "vantage": "secure_server"}, audited_unit="client"),
         "canaries": audit_of(cell(0.5), canaries="direction"),
-        "phantoms": audit_of(cell(0.5), **PHANTOMS),
+        "dummies": audit_of(cell(0.5), **DUMMIES),
         "a unit without a name of its own": audit_of(
             cell(0.5), unit="ward", audited_unit="ward", epsilon_accounted=2.0
         ),
-        "groups": audit_of(cell(0.5), unit="group", audited_unit="group", epsilon_accounted=2.0),
+        "groups": audit_of(cell(0.5), unit="person", audited_unit="person", epsilon_accounted=2.0),
         "some attacks alone": samples.copied(PROTECTED, asked_for=["loss"]),
         "a model that stays with clients in part": samples.copied(PROTECTED, personal=["classifier.weight"]),
         "a guarantee that coins cannot test": audit_of(cell(0.5, epsilon_lower=0.0), unit="example"),

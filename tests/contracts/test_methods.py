@@ -44,8 +44,8 @@ AT_NIGHT = [cell for cell in SUPPORTED if cell[2] == runs.turn(*cell[:2])]
 
 
 def settings(name: str, unit: str, how: str) -> RunConfig:
-    """Without phantoms, whose changes move the means: masks have room for fewer of them."""
-    return runs.settings(name, unit, how, **({"evaluation.phantoms": 0} if unit == "client" else {}))
+    """Without dummies, whose changes move the means: masks have room for fewer of them."""
+    return runs.settings(name, unit, how, **({"evaluation.dummies": 0} if unit == "client" else {}))
 
 
 class Run:
@@ -206,7 +206,7 @@ def test_one_of_every_class_is_held_on_every_change() -> None:
 @every("name", METHODS)
 def test_every_unit_is_supported_or_refused_with_a_reason(name: str) -> None:
     of = card(name)
-    assert set(of.units) | set(of.refusals) == {"client", "example", "group"}
+    assert set(of.units) | set(of.refusals) == {"client", "example", "person"}
     assert not set(of.units) & set(of.refusals)
     assert all(len(reason.split()) > 3 for reason in of.refusals.values())
 
@@ -237,7 +237,7 @@ def test_a_run_learns(name: str) -> None:
 
 
 IN_TURN = {"federation.sampling": "schedule", "federation.cohort": 2}
-BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2, "evaluation.phantoms": 0}
+BANDED = {**IN_TURN, "privacy.correlation": "banded", "privacy.band": 2, "evaluation.dummies": 0}
 # Methods whose rounds do not all sum the same quantities, so that no round can cancel noise of an earlier one.
 NOT_CORRELATED = {*(name for name in METHODS if card(name).memoryless), "fra_then_ffa"}
 
@@ -308,9 +308,9 @@ SENDING = [("bitfit", "client"), ("fedask", "client")]  # changes, and several s
 @pytest.mark.parametrize(
     ("name", "unit"), chosen(PRIVATE, SENDING, nightly=[cell for cell in PRIVATE if cell[0] in runs.OF_A_CLASS])
 )
-def test_every_private_run_gives_a_figure_of_phantoms(name: str, unit: str) -> None:
-    """It finds the phantoms where there is no noise."""
-    built = runs.federation(runs.settings(name, unit, **{"evaluation.phantoms": 20, "evaluation.every": 9}))
+def test_every_private_run_gives_a_figure_of_dummies(name: str, unit: str) -> None:
+    """It finds the dummies where there is no noise."""
+    built = runs.federation(runs.settings(name, unit, **{"evaluation.dummies": 20, "evaluation.every": 9}))
     with patch.object(Gaussian, "noised", _clean):
         result = built.run()
     assert result.summary["membership"]["why"] == ""

@@ -21,7 +21,7 @@ from privacy.ledger_file import Head, Heads
 RUN = "run"
 RECORD = 16  # bytes of one release
 ENOUGH = Cost(8.0, 1e-5)
-UNIT = Unit("patient", "group", "who is who", "add-remove")
+UNIT = Unit("patient", "person", "who is who", "add-remove")
 
 
 def start(*arguments: str | int | Path) -> subprocess.Popen[str]:

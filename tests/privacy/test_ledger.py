@@ -467,8 +467,8 @@ def test_a_refused_budget_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-PATIENT = Unit("patient", "group", "who is which patient", "add-remove")
-DOCTOR = Unit("doctor", "group", "who has which doctor", "add-remove")
+PATIENT = Unit("patient", "person", "who is which patient", "add-remove")
+DOCTOR = Unit("doctor", "person", "who has which doctor", "add-remove")
 GROWN = replace(PATIENT, name="patient 2027", members="who is which patient by now")
 
 
@@ -480,7 +480,7 @@ def reserve_for(ledger: Ledger, run: str, unit: Unit) -> None:
 OTHERS = [
     (DOCTOR, "'patient'.*'doctor'.* patient doctor`"),
     (replace(PATIENT, members=GROWN.members), "'patient' with other rows.* patient NEW-NAME`"),
-    (replace(PATIENT, kind="client"), "'group', not 'client'"),
+    (replace(PATIENT, kind="client"), "'person', not 'client'"),
     (replace(PATIENT, neighbours="replace-one"), "'add-remove', not 'replace-one'"),
 ]
 

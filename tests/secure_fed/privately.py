@@ -26,12 +26,12 @@ def train_privately(
     steps: int,
     stream: Stream,
     groups: Sequence[Hashable] | None = None,
-    group_examples: int | None = None,
-    phantoms: Sequence[Any] = (),
+    person_examples: int | None = None,
+    dummies: Sequence[Any] = (),
     ways: Ways | None = None,
 ) -> Trained:
     """Trains one job by itself, with private steps."""
-    private = PrivateSteps(mechanism, clip_norm, steps, stream, groups, group_examples, phantoms)
+    private = PrivateSteps(mechanism, clip_norm, steps, stream, groups, person_examples, dummies)
     return train_together(objective, [replace(job, private=private)], ways)[0]
 
 

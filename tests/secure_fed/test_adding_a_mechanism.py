@@ -287,7 +287,7 @@ def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Pat
         "method": {"name": "bitfit"},
         "training": {"steps": 1, "together": 1},
         "privacy": {"unit": "client", "noise_multiplier": 3.0, "delta": 1e-2, "clip_norm": 1.0},
-        "evaluation": {"phantoms": 0},  # their number depends on the noise, and would differ first
+        "evaluation": {"dummies": 0},  # their number depends on the noise, and would differ first
     }
     config = RunConfig.from_dict(tables)
     out = tmp_path / "run"
@@ -306,7 +306,7 @@ def test_the_file_is_a_setting_and_its_run_resumes(tmp_path: Path, monkeypatch: 
     """It is the run with the argument, seed by seed; an edited file resumes nothing, and a stored run executes no file."""
     (tmp_path / "laplace.py").write_text(shown(), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    settings = {**NOISE, "privacy.mechanism": "laplace.py", "evaluation.phantoms": 0}
+    settings = {**NOISE, "privacy.mechanism": "laplace.py", "evaluation.dummies": 0}
     with refused(ConfigError, "privacy.mechanism"):
         Federation(
             toys.config({**settings, "privacy.mechanism": f"{tmp_path}/laplace.py@{16 * chr(48)}"})

@@ -34,9 +34,9 @@ MODELS = ("bert", "llama")
 POSSIBLE = [(method, model) for method in METHODS for model in MODELS if (method, model) != ("bitfit", "llama")]
 RUNS = [(*cell, unit) for cell in POSSIBLE for unit in PRIVACY if supported(cell[0], unit)]
 SOME_RUNS = [("fedlora", "llama", "none")]
-UNITS: dict[str, list[int] | None] = {"example": None, "group": [0, 1, 1, 2, 0, 3]}
+UNITS: dict[str, list[int] | None] = {"example": None, "person": [0, 1, 1, 2, 0, 3]}
 SHARES = [(*cell, unit) for cell in POSSIBLE if supported(cell[0], "example") for unit in UNITS]
-SOME_SHARES = [("ia3", "llama", "group")]
+SOME_SHARES = [("ia3", "llama", "person")]
 
 
 def texts(count: int) -> list[dict[str, Any]]:

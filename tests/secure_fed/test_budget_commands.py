@@ -216,8 +216,8 @@ def test_units_and_what_was_declared_the_same_are_shown_and_stay_in_the_chain(le
     kept.reserve("second", Cost(1.0, 1e-6), data_digest="d", unit=grown, terms={})
     facts = json.loads(told("show", ledger, "--json")[1])
     assert [(unit["name"], unit["kind"], unit["neighbours"]) for unit in facts["units"]] == [
-        ("patient", "group", "add-remove"),
-        ("patient 2027", "group", "add-remove"),
+        ("patient", "person", "add-remove"),
+        ("patient 2027", "person", "add-remove"),
     ]
     assert [statement["units"] for statement in facts["same"]] == [["patient", "patient 2027"]]
     assert [run["unit"] for run in facts["runs"]] == ["patient", "patient 2027"]

@@ -376,7 +376,7 @@ def test_a_private_run_on_two_devices(
 
     def final(devices: list[torch.device]) -> bytes:
         monkeypatch.setattr(assembly, "find_devices", lambda names: devices)
-        settings = [f"privacy.unit={unit}", "privacy.noise_multiplier=1", "privacy.delta=0.01", "evaluation.phantoms=0"]
+        settings = [f"privacy.unit={unit}", "privacy.noise_multiplier=1", "privacy.delta=0.01", "evaluation.dummies=0"]
         config = RunConfig.load(None, [*settings, *files, "federation.clients=4", "federation.rounds=1"])
         return Federation(config, entropy=SeededEntropy(0)).run().state.tensors.to_bytes()
 

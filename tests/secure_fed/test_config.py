@@ -76,7 +76,7 @@ def test_every_line_of_the_commented_file_that_is_commented_out_can_be_put_in(tm
     unset = [name for (_, name), value in zip(KEYS, values(RunConfig()), strict=True) if value is None]
     for name in unset:
         text = text.replace(f"# {name} = ", f"{name} = ")
-    with refused(ConfigError, "evaluation.phantoms"):
+    with refused(ConfigError, "evaluation.dummies"):
         loaded(tmp_path, text)
     text = text.replace('unit = "none"', 'unit = "client"')
     text = text.replace('transport_form = "dense"', 'transport_form = "sketch"')

@@ -109,7 +109,7 @@ def tables(
         "federation": {"clients": 3, "cohort": 3, "rounds": 2},
         "method": {"name": method} | {name: value for name, value in own.items() if name in card(method).options},
         "training": {"steps": 1, "batch_size": 4},
-        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"phantoms": 0}),
+        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"dummies": 0}),
         **UNITS[unit],
     }
     return {section: made.get(section, {}) | more.get(section, {}) for section in {**made, **more}}
@@ -324,7 +324,7 @@ def test_quantised_layers_are_not_offloaded(folder: Path) -> None:
 def test_a_model_that_is_given_divided_meets_the_same_refusals(folder: Path) -> None:
     private = [(("privacy", name), value) for name, value in UNITS["example"]["privacy"].items()]
     with refused(ConfigError, "privacy.unit"):
-        given(folder, divided_by_hand(folder), *private, (("evaluation", "phantoms"), 0))
+        given(folder, divided_by_hand(folder), *private, (("evaluation", "dummies"), 0))
     with refused(ConfigError, "model.device"):
         given(folder, divided_by_hand(folder), (("model", "device"), "auto"))
     with refused(MethodError, "method.name"):

@@ -79,7 +79,7 @@ def settings(
         "method": {"name": method, **read},
         "training": {"steps": 1, "batch_size": 4},
         "privacy": UNITS[unit],
-        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"phantoms": 0}),
+        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"dummies": 0}),
     }
     changes = {tuple(key.split(".", 1)): value for key, value in more.items()}
     return RunConfig.from_dict(tables).replace(changes)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def unit(data: Path, **more: Any) -> tuple[str, str]:
     usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
     chosen = {**usual, **{name.replace("__", "."): value for name, value in more.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
-    asked = {"group": config.privacy.group_column, "unit": config.privacy.unit}
+    asked = {"group": config.privacy.person_column, "unit": config.privacy.unit}
     source = sources.load(config.data, tasks.build(config.data), seed=config.federation.seed, **asked)
     units = partition.units(config, source, partition.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
@@ -74,7 +74,7 @@ def unit(data: Path, **more: Any) -> tuple[str, str]:
 
 def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path, tmp_path: Path) -> None:
     def group(column: str, **more: Any) -> tuple[str, str]:
-        return unit(ward, privacy__unit="group", privacy__group_column=column, **more)
+        return unit(ward, privacy__unit="person", privacy__person_column=column, **more)
 
     sites = {"data__client": "site", "federation__clients": None}
     patients = group("patient")
@@ -96,16 +96,16 @@ def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path
     assert group("patient")[1] != patients[1]
 
 
-@pytest.mark.parametrize("protected", ["client", "group", "example"])
+@pytest.mark.parametrize("protected", ["client", "person", "example"])
 def test_another_seed_holds_out_other_rows_and_makes_no_other_units(ward: Path, protected: str) -> None:
     more: dict[str, Any] = {"data__test": "", "data__test_fraction": 0.5, "privacy__unit": protected}
     if protected == "client":
         more |= {"data__client": "site", "federation__clients": None}
-    if protected == "group":
-        more |= {"privacy__group_column": "patient"}
+    if protected == "person":
+        more |= {"privacy__person_column": "patient"}
     seeds = (0, 2, 4)
     own = DataConfig(train=str(ward), client=more.get("data__client", ""), test_fraction=0.5)
-    asked = {"group": more.get("privacy__group_column", ""), "unit": protected}
+    asked = {"group": more.get("privacy__person_column", ""), "unit": protected}
     loaded = (sources.load(own, tasks.build(own), seed=seed, **asked) for seed in seeds)
     assert len({one.train.text for one in loaded}) > 1
     held_out = {unit(ward, federation__seed=seed, **more) for seed in seeds}

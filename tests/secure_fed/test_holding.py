@@ -177,12 +177,12 @@ def test_if_the_coins_hold_everybody_out_it_is_said(unit: str, monkeypatch: pyte
 
 
 def test_groups_stay_together() -> None:
-    protected = {"privacy.unit": "group", "privacy.epsilon": 8.0, "privacy.group_column": "patient"}
+    protected = {"privacy.unit": "person", "privacy.epsilon": 8.0, "privacy.person_column": "patient"}
     federation = toys.federation(train=numbered((40, 40)))
     groups = [[f"patient {i // 4}" for i in range(40)]] * 2
     parts = replace(federation.assembly.problem, groups=groups, train=federation.assembly.audit_pool.train)
     found = pool(toys.config(WIDE | protected), parts)
-    assert found.kind == "group"
+    assert found.kind == "person"
     assert {len(unit.examples) for unit in found.units} == {4}
     dealt = found.split(found.members)
     assert dealt.groups is not None
@@ -332,21 +332,21 @@ def test_the_logit_of_a_probability_is_exact_where_float32_has_ended() -> None:
 
 MASKED = {"secure_aggregation.enabled": True}
 CLIENT_LEVEL = {**private_toys.CLIENT, "privacy.noise_multiplier": 1.0}
-# Everywhere that noise can be, masked or not; in each, phantoms cost these few numbers too much, or are turned off.
+# Everywhere that noise can be, masked or not; in each, dummies cost these few numbers too much, or are turned off.
 WITHOUT: dict[str, dict[str, Any]] = {
-    "central": {**CLIENT_LEVEL, "evaluation.phantoms": 0},
-    "central and masked": {**CLIENT_LEVEL, **MASKED, "evaluation.phantoms": 0},
+    "central": {**CLIENT_LEVEL, "evaluation.dummies": 0},
+    "central and masked": {**CLIENT_LEVEL, **MASKED, "evaluation.dummies": 0},
     "local": {**CLIENT_LEVEL, "privacy.noise": "local"},
     "distributed": {**CLIENT_LEVEL, **MASKED, "privacy.noise": "distributed"},
     "hidden": {**CLIENT_LEVEL, **MASKED, "privacy.noise": "distributed", "privacy.hidden_cohort": True},
-    "in turn": {**IN_TURN, **BANDED, "evaluation.phantoms": 0},
+    "in turn": {**IN_TURN, **BANDED, "evaluation.dummies": 0},
     "example": {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0},
 }
 OTHERS = toys.examples(1234, 15)
 
 
 @pytest.mark.parametrize("place", chosen(WITHOUT, ["distributed"]))
-def test_a_private_run_without_phantoms_tells_what_would_give_a_figure_and_gives_its_owner_one(place: str) -> None:
+def test_a_private_run_without_dummies_tells_what_would_give_a_figure_and_gives_its_owner_one(place: str) -> None:
     alone = toys.federation(WITHOUT[place], sizes=(4,) * 8).run()
     why = alone.summary["membership"]["why"]
     assert alone.summary["membership"]["auc"] is None
@@ -367,8 +367,8 @@ def test_a_private_run_without_phantoms_tells_what_would_give_a_figure_and_gives
     assert owned["  may mislead"] == found["misleads"]
 
 
-def test_named_rows_are_compared_in_a_run_with_phantoms_too_and_without_privacy(tmp_path: Path) -> None:
-    usual = {**CLIENT_LEVEL, "evaluation.phantoms": 12}
+def test_named_rows_are_compared_in_a_run_with_dummies_too_and_without_privacy(tmp_path: Path) -> None:
+    usual = {**CLIENT_LEVEL, "evaluation.dummies": 12}
     both = toys.federation(usual, sizes=(4,) * 8, non_members=OTHERS).run()
     assert both.summary["membership"]["auc"] is not None
     assert both.withheld["membership_of_rows"]["auc"] is not None
@@ -384,7 +384,7 @@ def test_named_rows_are_compared_in_a_run_with_phantoms_too_and_without_privacy(
 def test_test_rows_held_out_of_the_data_stand_for_non_members(small_model: Path, tmp_path: Path) -> None:
     """In figures.json and in the owner's page; the rest of the run has the reason and the place."""
     write(tmp_path, ONE)
-    settings = {**CLIENT_LEVEL, "data.test": "", "data.test_fraction": 0.34, "evaluation.phantoms": 0}
+    settings = {**CLIENT_LEVEL, "data.test": "", "data.test_fraction": 0.34, "evaluation.dummies": 0}
     folder = tmp_path / "run"
     Federation(config(settings, small_model, tmp_path)).run(folder)
     public = json.loads((folder / "result.json").read_text())

@@ -54,16 +54,16 @@ def test_the_file_is_short_explained_and_runs(name: str, folder: Path, small_mod
     assert len(text.splitlines()) <= 25
     config = RunConfig.load("run.toml")
     smaller: dict[tuple[str, str], Any] = {("federation", "rounds"): 1, ("model", "name"): str(small_model)}
-    if config.privacy.unit in ("none", "example", "group"):
+    if config.privacy.unit in ("none", "example", "person"):
         smaller[("training", "steps")] = 1
     else:
         smaller |= {("data", "examples"): 120, ("data", "test_examples"): 20, ("federation", "clients"): 40}
         smaller |= {("federation", "cohort"): 20, ("privacy", "even_if_hopeless"): True}
     if config.privacy.unit != "none":
-        smaller[("evaluation", "phantoms")] = 0
+        smaller[("evaluation", "dummies")] = 0
     summary = Federation(config.replace(smaller)).run(folder / "run").summary
     assert (summary["epsilon"] is None) == (name == "nobody")
-    protected = {"none": "", "example": "one example", "group": "all examples of one person", "client": "a client"}
+    protected = {"none": "", "example": "one example", "person": "all examples of one person", "client": "a client"}
     assert (summary["privacy"] or {"unit": ""})["unit"].startswith(protected[config.privacy.unit])
     assert config.secure_aggregation.enabled == (SITUATIONS[name][-1] == "nobody")
 

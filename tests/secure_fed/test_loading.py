@@ -362,7 +362,7 @@ def test_what_protects_a_person_keeps_their_examples_at_one_client(small_model: 
     file = tmp_path / "notes.jsonl"
     rows = [{"text": f"word{i % 40}", "label": i % 2, "who": f"p{i % 13}"} for i in range(78)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    privacy = ("privacy.unit=group", "privacy.group_column=who", "privacy.noise_multiplier=1")
+    privacy = ("privacy.unit=group", "privacy.person_column=who", "privacy.noise_multiplier=1")
     found = parts(small_model, file, f"data.test={file}", CLIENTS, *privacy)
     assert found.groups is not None
     held = [set(own) for own in found.groups]

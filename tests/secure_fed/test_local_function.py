@@ -392,10 +392,10 @@ NOISED = {"privacy.noise_multiplier": 0.5}
 UNREAD |= {  # of a guarantee that cannot be kept, and of defaults that follow from the own steps
     "method.ranks": {"method.ranks": ("a=1",)},
     "privacy.clip_norm": {"privacy.unit": "client", **NOISED},
-    "evaluation.phantoms": {"evaluation.phantoms": 8, "evaluation.audit_unit": "client"},
+    "evaluation.dummies": {"evaluation.dummies": 8, "evaluation.audit_unit": "client"},
     "evaluation.canaries": {"evaluation.canaries": "direction", **HALF},
 }
-KEPT_BY_NOBODY = [{"privacy.unit": "example"}, {"privacy.unit": "group", "privacy.group_column": "person"}]
+KEPT_BY_NOBODY = [{"privacy.unit": "example"}, {"privacy.unit": "person", "privacy.person_column": "person"}]
 
 
 @every(("setting", "more"), [*UNREAD.items(), *(("privacy.unit", {**own, **NOISED}) for own in KEPT_BY_NOBODY)])
@@ -431,17 +431,17 @@ def test_a_run_is_resumed_by_the_same_function_alone(tmp_path: Path) -> None:
     federation(settings(), sgd).run(tmp_path / "run", resume=True)
 
 
-def test_phantoms_audit_a_private_run_and_references_train_by_the_function() -> None:
+def test_dummies_audit_a_private_run_and_references_train_by_the_function() -> None:
     called: list[int] = []
 
     def counts(model: nn.Module, examples: Sequence[Any], round: int) -> float:
         called.append(round)
         return sgd(model, examples, round)
 
-    phantoms = {"evaluation.phantoms": 8, "privacy.even_if_hopeless": True}
-    built = federation(settings(**CLIENT, **ONE_ROUND, **phantoms), counts)
+    dummies = {"evaluation.dummies": 8, "privacy.even_if_hopeless": True}
+    built = federation(settings(**CLIENT, **ONE_ROUND, **dummies), counts)
     result = built.run()
-    assert result.summary["membership"]["of"] == "phantoms"
+    assert result.summary["membership"]["of"] == "dummies"
     assert any("local" in what for what in result.summary["privacy"]["not_covered"])
     called.clear()
     references(federation(settings(**ONE_ROUND, **{"evaluation.audit_fraction": 0.5}), counts).assembly, 2, seed=0)

@@ -250,7 +250,7 @@ def test_a_setting_that_nothing_reads_or_that_is_missing_is_refused(setting: str
     [({}, "central", "none"), ({}, "central", "banded"), ({}, "local", "none"), (MASKED, "distributed", "none")],
 )
 def test_the_noise_that_the_server_goes_by_is_the_planners(own: dict[str, Any], noise: str, correlation: str) -> None:
-    settings = {**TARGET, **own, "federation.sampling": "schedule", "federation.cohort": 4, "evaluation.phantoms": 0}
+    settings = {**TARGET, **own, "federation.sampling": "schedule", "federation.cohort": 4, "evaluation.dummies": 0}
     settings |= {"privacy.noise": noise, "privacy.correlation": correlation}
     federation = toys.federation(settings, sizes=(4,) * 8)
     setting = Setting(8, 4, 3, 1e-3, dim=NUMBERS)

@@ -134,16 +134,16 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
 
 
 def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
-    """The job with 3 to 5 noised steps, its own stream, a phantom, and a direction in place of its last text."""
+    """The job with 3 to 5 noised steps, its own stream, a dummy, and a direction in place of its last text."""
     marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]
     steps = PrivateSteps(
-        Gaussian(0.5), CLIP, 3 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_phantom(row)]
+        Gaussian(0.5), CLIP, 3 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_dummy(row)]
     )
     return replace(job, examples=marked, private=replace(steps, **own))
 
 
-def _phantom(row: int) -> Pointing:
-    return Pointing({"input_ids": [1], "labels": 0}, f"phantom {row}", 2)
+def _dummy(row: int) -> Pointing:
+    return Pointing({"input_ids": [1], "labels": 0}, f"dummy {row}", 2)
 
 
 def after(clients: Clients, rows: Sequence[int], settings: TrainingConfig = SETTINGS, **own: Any) -> list[bytes]:
@@ -188,8 +188,8 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     for _ in range(steps.count):
         coins = steps.stream.uniform(len(units))
         drawn = [unit for unit, coin in zip(units, coins, strict=True) if coin < sampler.rate]
-        if len(steps.phantoms) and steps.stream.uniform(1)[0] < sampler.rate:
-            drawn.append([steps.phantoms[0]])
+        if len(steps.dummies) and steps.stream.uniform(1)[0] < sampler.rate:
+            drawn.append([steps.dummies[0]])
         total = {name: torch.zeros(tensor.shape, dtype=torch.float64) for name, tensor in moving.items()}
         for unit in drawn:
             each = [gradient(item) for item in unit]
@@ -216,11 +216,11 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     ids=["fedprox", "adamw"],
 )
 def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig, grouped: bool) -> None:
-    """Clients train 3, 4 and 5 steps, with directions among the texts, phantoms, and empty draws."""
+    """Clients train 3, 4 and 5 steps, with directions among the texts, dummies, and empty draws."""
     small = replace(small, grouped=grouped)
     jobs = small.jobs(settings)
     asked, again = (
-        [private(jobs[row], row, groups=small.groups(row), group_examples=None) for row in range(3)] for _ in range(2)
+        [private(jobs[row], row, groups=small.groups(row), person_examples=None) for row in range(3)] for _ in range(2)
     )
     found = train_together(small.setting.objective, asked, small.ways)
     expected = [Trained(oracle(small.setting, job), math.nan) for job in again]

@@ -319,7 +319,7 @@ def test_a_finite_gradient_whose_square_overflows_is_clipped() -> None:
 
 def test_of_a_group_at_most_so_many_examples_count_and_all_get_their_turn(seen: Callable[[float], Seen]) -> None:
     mechanism, spans = seen(0.0), (range(6), range(6, 9), range(9, 10))
-    given = {"steps": 60, "collate": unnamed, "groups": [0] * 6 + [1] * 3 + [2], "group_examples": 2, "lr": 1e-9}
+    given = {"steps": 60, "collate": unnamed, "groups": [0] * 6 + [1] * 3 + [2], "person_examples": 2, "lr": 1e-9}
     trained(objective(), named(10), full(), mechanism=mechanism, **given)
     assert [[sum(name in span for name in call) for span in spans] for call in mechanism.steps] == [[2, 2, 1]] * 60
     assert {name for call in mechanism.steps for name in call} == set(range(10))

@@ -155,8 +155,8 @@ def of_persons(model: Path, folder: Path, **changed: Any) -> Federation:
         **ALONE,
         "method.modules_to_save": [],
         "federation.rounds": 1,
-        "privacy.unit": "group",
-        "privacy.group_column": "patient",
+        "privacy.unit": "person",
+        "privacy.person_column": "patient",
         "privacy.delta": 1e-3,
         "privacy.noise_multiplier": 1.0,
         **{name.replace("__", "."): value for name, value in changed.items()},
@@ -171,7 +171,7 @@ def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     assert problem.groups is not None
     assert [len(own) for own in problem.train] == [len(own) for own in problem.groups] == problem.units == [12] * 4
     said = built.run().summary
-    assert said["unit"] == "group"
+    assert said["unit"] == "person"
     assert said["sampling_rate"] == pytest.approx(4 / 12)
     assert said["epsilon"] == accounting.epsilon(Poisson(12, 4 / 12).release(1.0), 1, 1e-3)
     assert "all examples of one person" in said["privacy"]["unit"]
@@ -195,5 +195,5 @@ def test_persons_of_many_sites_train_together_as_one_site_after_the_other(small_
 
 
 def test_a_column_of_persons_has_to_be_there(small_model: Path, persons: Path) -> None:
-    with refused(DataError, "privacy.group_column"):
-        of_persons(small_model, persons, privacy__group_column="person")
+    with refused(DataError, "privacy.person_column"):
+        of_persons(small_model, persons, privacy__person_column="person")

@@ -22,7 +22,7 @@ from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.private_toys import CLIENT, EXAMPLE, NOISE, federation
 
-GROUP = {**EXAMPLE, "privacy.unit": "group", "privacy.group_column": "patient"}
+GROUP = {**EXAMPLE, "privacy.unit": "person", "privacy.person_column": "patient"}
 Z = {"privacy.noise_multiplier": 1.0}
 MASKS = {"secure_aggregation.enabled": True, "secure_aggregation.corrupt": 0.2, "secure_aggregation.dropout": 0.3}
 SHARES = {**CLIENT, **Z, **MASKS, "privacy.noise": "distributed"}
@@ -50,7 +50,7 @@ def protection(settings: dict[str, Any], card: Card | None = None, clients: int 
         (EXAMPLE | Z, "gradients", False, FixedSize),
         (GROUP | Z, "gradients", False, FixedSize),
     ],
-    ids=["none", "client", "local", "example", "group"],
+    ids=["none", "client", "local", "example", "person"],
 )
 def test_a_unit_has_its_place_and_its_sampling(
     settings: dict[str, Any], place: str, hidden: bool, sampler: type
@@ -141,7 +141,7 @@ def test_without_privacy_nothing_is_clipped() -> None:
         ({**CLIENT, **Z, "privacy.noise": "distributed"}, "secure_aggregation.enabled"),
         ({**SHARES, "federation.sampling": "poisson"}, "federation.sampling"),
         ({**HIDDEN, "federation.sampling": "fixed"}, "federation.sampling"),
-        ({**EXAMPLE, **Z, "privacy.unit": "group"}, "privacy.group_column"),
+        ({**EXAMPLE, **Z, "privacy.unit": "person"}, "privacy.person_column"),
         ({**CLIENT, "privacy.epsilon": -1.0}, "privacy.epsilon"),
         ({**CLIENT, "privacy.noise_multiplier": 0.0}, "privacy.noise_multiplier"),
         ({**NOISE, "privacy.clip_norm": 0.0}, "privacy.clip_norm"),
@@ -170,8 +170,8 @@ OF_A_UNIT = {
         (CLIENT | Z | {"privacy.noise": "local"}, "privacy.clip_quantile", 0.5),
         (SHARES, "privacy.clip_quantile", 0.5),
         (NOISE, "privacy.hidden_cohort", True),
-        (NOISE, "privacy.group_column", "patient"),
-        (EXAMPLE | Z, "privacy.group_examples", 3),
+        (NOISE, "privacy.person_column", "patient"),
+        (EXAMPLE | Z, "privacy.person_examples", 3),
         (NOISE, "privacy.participations", 3),
         (EXAMPLE | Z, "training.max_grad_norm", 1.0),
     ],

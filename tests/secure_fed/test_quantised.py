@@ -77,7 +77,7 @@ def settings(folder: Path, bits: str, method: str = "fedlora", unit: str = "none
         "federation": {"clients": 3, "cohort": 3, "rounds": 2},
         "method": {"name": method, **read},
         "training": {"steps": 1, "batch_size": 4} | ({"microbatch": 3} if unit == "example" else {}),
-        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"phantoms": 0}),
+        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"dummies": 0}),
         **UNITS[unit],
     }
     return RunConfig.from_dict({section: table | more.get(section, {}) for section, table in tables.items()})
@@ -203,7 +203,7 @@ def test_an_encoder_that_reads_each_text_once_reads_it_alone_in_8_bits(
         "federation": {"clients": 2, "cohort": 2, "rounds": 1},
         "method": {"name": "head"},
         "training": {"steps": 1, "batch_size": 4},
-        "evaluation": {"audit_fraction": 0.0, "phantoms": 0},
+        "evaluation": {"audit_fraction": 0.0, "dummies": 0},
         **UNITS["example"],
     }
 

@@ -244,7 +244,7 @@ def test_no_client_moves_a_sum_by_more_than_the_clip_norm(method: str) -> None:
 
 PER_EXAMPLE = {
     **{"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.clip_norm": C, "privacy.delta": 1e-3},
-    **{"training.optimizer": "sgd", "training.batch_size": 3, "training.microbatch": 1, "evaluation.phantoms": 20},
+    **{"training.optimizer": "sgd", "training.batch_size": 3, "training.microbatch": 1, "evaluation.dummies": 20},
 }
 
 
@@ -255,7 +255,7 @@ class Stepping:
     job: Job
     objective: Objective
     examples: Sequence[toys.Item]
-    phantoms: Sequence[Any]
+    dummies: Sequence[Any]
 
     @classmethod
     def of(cls, method: str, number: int) -> Stepping:
@@ -269,11 +269,11 @@ class Stepping:
         examples, name = toys.examples(number + 1, SIZES[number]), assembly.clients[number].name
         job = assembly.clients[number].like(examples, allowance=lambda name, count, round_: count).job(request)
         assert job is not None
-        phantoms = [one for unit in assembly.pools["phantoms"].units if unit.client == name for one in unit.examples]
-        return cls(job, assembly.objective, examples, phantoms)
+        dummies = [one for unit in assembly.pools["dummies"].units if unit.client == name for one in unit.examples]
+        return cls(job, assembly.objective, examples, dummies)
 
     def sum(self, present: Sequence[int], **steps_: Any) -> dict[str, Tensor]:
-        """The sum of a step that draws the units, and the phantoms, of these numbers; before noise."""
+        """The sum of a step that draws the units, and the dummies, of these numbers; before noise."""
         noted = Noted(1.0)
         steps = PrivateSteps(noted, C, 1, Landing(present), **steps_)
         train_together(self.objective, [replace(self.job, private=steps)])
@@ -306,14 +306,14 @@ def test_a_unit_is_clipped_over_the_numbers_that_its_client_trains(method: str) 
         assert max(norm(less(both, alone[0])), norm(less(both, alone[1]))) <= C * (1 + 1e-12)
 
 
-def test_a_phantom_pulls_by_the_clip_norm_along_its_part_of_a_direction() -> None:
+def test_a_dummy_pulls_by_the_clip_norm_along_its_part_of_a_direction() -> None:
     for number, rank in enumerate(RANKS):
         stepping = Stepping.of("fedlora", number)
-        phantom = stepping.phantoms[0]
-        pulled = less(stepping.sum([0], phantoms=[phantom]), stepping.sum([0]))
+        dummy = stepping.dummies[0]
+        pulled = less(stepping.sum([0], dummies=[dummy]), stepping.sum([0]))
         assert norm(pulled) == pytest.approx(C, rel=1e-4)
         trained = toys.federation(of("fedlora")).assembly.initial.tensors
-        along = direction(phantom.unit, phantom.seed, Layout.of(trained)).parts()
+        along = direction(dummy.unit, dummy.seed, Layout.of(trained)).parts()
         part = {name: cut(name, tensor, rank) for name, tensor in along.items()}
         towards = sum(float((pulled[name] * part[name]).sum()) for name in part)
         assert towards / (norm(pulled) * norm(part)) == pytest.approx(-1, abs=1e-4)
@@ -329,7 +329,7 @@ def test_a_phantom_pulls_by_the_clip_norm_along_its_part_of_a_direction() -> Non
 def test_in_common_passes_and_behind_masks_a_run_ends_where_one_client_after_the_other_does(
     method: str, unit: str, how: dict[str, Any]
 ) -> None:
-    private = {"none": {}, "client": private_toys.NOISE, "example": {**PER_EXAMPLE, "evaluation.phantoms": 0}}[unit]
+    private = {"none": {}, "client": private_toys.NOISE, "example": {**PER_EXAMPLE, "evaluation.dummies": 0}}[unit]
     private = {name: value for name, value in private.items() if name != "training.microbatch"}
     once = {"federation.rounds": 1}
     alone, other = (

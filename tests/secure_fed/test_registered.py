@@ -41,7 +41,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(unit: str, **more: Any) -> dict[str, Any]:
-    private = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-6, "evaluation.phantoms": 0}
+    private = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-6, "evaluation.dummies": 0}
     usual = {"federation.cohort": 4, "evaluation.audit_fraction": 0.0}
     return {**usual, **(private if unit != "none" else {}), **more}
 

@@ -69,7 +69,7 @@ def test_membership_stands_beside_accuracy_and_has_a_section(run_folder: RunFold
         "no membership": {},
         "membership": {"edit": measured()},
         **{f"in {low} to {high}": {"edit": _within(low, high)} for low, high in INTERVALS},
-        **{unit: {"edit": measured(unit=unit)} for unit in ("client", "group")},
+        **{unit: {"edit": measured(unit=unit)} for unit in ("client", "person")},
         "no figure": {"edit": NONE},
     }
     text = reports(run_folder, cases).split("# membership\n")[1]

@@ -270,7 +270,7 @@ def test_under_the_example_unit_it_is_made_of_what_is_private_already() -> None:
         {"privacy.unit": "client", "privacy.epsilon": 8.0},
         {"federation.weighting": "examples"},
         {"method.name": "fra_lora", "method.transport_form": "sketch"},
-        {"evaluation.phantoms": 4, "evaluation.audit_unit": "client"},
+        {"evaluation.dummies": 4, "evaluation.audit_unit": "client"},
         {"federation.cohort": 2},
         {"method.name": "fedask"},
         {"method.name": "fedpower"},

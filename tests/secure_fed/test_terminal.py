@@ -58,6 +58,6 @@ def test_methods_say_whom_they_can_protect(capsys: pytest.CaptureFixture[str], m
         **{"travels": "B", "mean_exact": True, "lr": 0.005, "head_factor": 3.0},
         **{"trainable": 1, "bytes_up": 1, "paper": "p"},
     }
-    rows = [{"name": "one", "units": ["none", "client", "group"], **row}, {"name": "two", "units": ["none"], **row}]
+    rows = [{"name": "one", "units": ["none", "client", "person"], **row}, {"name": "two", "units": ["none"], **row}]
     show_methods("builtin/tiny", 8, rows)
     golden("secure_fed/terminal_methods.txt", capsys.readouterr().out)

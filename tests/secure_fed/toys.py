@@ -39,7 +39,7 @@ def by_coins(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
-    """Three rounds of one step with all clients and no phantoms, changed by `settings` ("section.key": value).
+    """Three rounds of one step with all clients and no dummies, changed by `settings` ("section.key": value).
 
     Clients train one after the other: a trial of common passes, one for every model, would take longer than all else here.
     """
@@ -57,7 +57,7 @@ def config(settings: Mapping[str, Any] | None = None) -> RunConfig:
     }
     chosen = {**usual, **(settings or {})}
     if chosen.get("privacy.unit", "none") != "none":
-        chosen = {"evaluation.phantoms": 0, **chosen}
+        chosen = {"evaluation.dummies": 0, **chosen}
     if chosen.get("privacy.unit") == "client":
         chosen = by_coins(chosen)
     return RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]

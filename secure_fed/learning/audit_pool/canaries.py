@@ -43,7 +43,7 @@ Tokens = tuple[int, ...]
 class CanaryContext:
     """Facts about a run's data that decide which canaries can be planted.
 
-    unit: the kind of unit in the pool: "example", "group" or "client". private: whether privacy.unit protects it. classes: the
+    unit: the kind of unit in the pool: "example", "person" or "client". private: whether privacy.unit protects it. classes: the
     number of classes, None if examples have none. vocabulary: the number of token ids, None if unknown; special: ids with a
     meaning for the model, which are neither inserted nor replaced.
     """
@@ -120,8 +120,8 @@ def _pointing(unit: Unit, context: CanaryContext) -> list[Any]:
     if not context.private:
         raise ConfigError(
             "evaluation.canaries = 'direction' replaces gradients of single examples, which are made only with privacy.unit = "
-            "'example' or 'group'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
-        ).about("evaluation.canaries", "direction", "privacy.unit = 'example' or 'group'")
+            "'example' or 'person'; set evaluation.canaries to 'mislabelled' or 'rare_token', or privacy.unit"
+        ).about("evaluation.canaries", "direction", "privacy.unit = 'example' or 'person'")
     return [Pointing(unit.examples[i], unit.name, context.seed) for i in range(len(unit.examples))]
 
 

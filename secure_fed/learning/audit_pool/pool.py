@@ -2,7 +2,7 @@
 
 A protected unit (an example; with group-level privacy a group, with client-level privacy a whole client) enters the audit pool
 with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
-entirely: an example from its client's data, a client from the federation. A pool of phantoms (`phantoms.py`) holds out nothing.
+entirely: an example from its client's data, a client from the federation. A pool of dummies (`dummies.py`) holds out nothing.
 
 The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
 seed. So
@@ -49,9 +49,9 @@ _EXPECTED = 1800  # the most on average, so that hardly ever more than 2,000 are
 class AuditPool:
     """The audit pool of a run.
 
-    kind: the kind of unit: "example", "group" or "client". members: (units,) whether each unit trains. why: the reason, if
+    kind: the kind of unit: "example", "person" or "client". members: (units,) whether each unit trains. why: the reason, if
     there is no pool. names, train, groups: of all clients, before the holding out. copies: held-out examples that occur more
-    than once, which are no units. of: the origin of the units, "data", or "phantoms", which are nobody's data; directions:
+    than once, which are no units. of: the origin of the units, "data", or "dummies", which are nobody's data; directions:
     whether units pull the model along directions of their own.
     """
 
@@ -101,7 +101,7 @@ class AuditPool:
         counted: whether to state the number of units, which follows from the data.
         """
         out = self.out
-        if not out or self.of == "phantoms":
+        if not out or self.of == "dummies":
             return ""
         every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)
         some = f"{out:,}" + ("" if every is None else f" of {every:,}") if counted else "some"
@@ -215,7 +215,7 @@ def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
     found = []
     for client, name in enumerate(held.names):
         own = held.train[client]
-        if held.kind == "group" and held.groups is not None:
+        if held.kind == "person" and held.groups is not None:
             members = places_of(held.groups[client])
             found += [
                 (Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(group)]).encode())

@@ -51,7 +51,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
     The label and language of a person are then their first example's. Natural clients are divided by the data's own column.
     """
     languages = source.languages
-    if config.privacy.unit != "group" or kind_of(config, source) == "natural":
+    if config.privacy.unit != "person" or kind_of(config, source) == "natural":
         return _divided_rows(config, source, languages)
     persons = list(places_of(source.train.group or ()).values())
     first = [examples[0] for examples in persons]
@@ -178,7 +178,7 @@ def units(config: RunConfig, source: sources.Source, divided: Partition) -> tupl
     if unit == "client" and not natural:
         return source.train, [list(map(int, part)) for part in divided.parts]
     nobody = ("",) * len(rows)
-    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "group" else None) or nobody
+    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "person" else None) or nobody
     return rows, list(places_of(zip(owners, persons, strict=True)).values())
 
 

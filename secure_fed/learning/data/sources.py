@@ -192,7 +192,7 @@ def require_columns(
 
 def _others(data: DataConfig, group: str, ranks: str) -> dict[str, str]:
     """The columns of training rows beside the task's and the clients', by their settings."""
-    return {"privacy.group_column": group, "data.language": language_column(data), "method.ranks_column": ranks}
+    return {"privacy.person_column": group, "data.language": language_column(data), "method.ranks_column": ranks}
 
 
 def require_columns_of_notes(data: DataConfig, group: str, ranks: str = "") -> None:
@@ -348,7 +348,7 @@ def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client
     """The rows with their clients and groups from the tables; test tables may lack the client column."""
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
     client = _keys(tables, data.client, "data.client") if has_client else None
-    return replace(rows, client=client, group=_keys(tables, group, "privacy.group_column") if group else None)
+    return replace(rows, client=client, group=_keys(tables, group, "privacy.person_column") if group else None)
 
 
 def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
@@ -375,7 +375,7 @@ def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool
     share = data.test_fraction
     if unit == "none":
         return *at_random(rows, share, seed), HELD_OUT["row"]
-    if unit == "group":
+    if unit == "person":
         return *each_by_itself(rows, share, seed, persons=True), HELD_OUT["person"]
     if unit == "client" and keyed and data.partition in ("auto", "natural"):
         return *whole_clients(rows, share, seed), HELD_OUT["client"]
@@ -388,7 +388,7 @@ def of_known_classes(
     """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
     tables = of_one_party(task, paths, setting, group)
     rows = task.rows(tables, classes)
-    return replace(rows, group=_keys(tables, group, "privacy.group_column")) if group else rows
+    return replace(rows, group=_keys(tables, group, "privacy.person_column")) if group else rows
 
 
 def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:

@@ -269,10 +269,10 @@ class PrivateSteps:
     """The steps of one client's training, each of which is one release.
 
     count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
-    the group of each example. group_examples: the most examples of one group that enter a step, redrawn whenever the group is
-    drawn; it bounds the work, while clipping bounds a group's influence. phantoms: examples of a direction
+    the group of each example. person_examples: the most examples of one group that enter a step, redrawn whenever the group is
+    drawn; it bounds the work, while clipping bounds a group's influence. dummies: examples of a direction
     (`audit_unit.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
-    like the units and added to their sum. Neither the rate nor the divisor depends on phantoms, and phantoms depend on no unit.
+    like the units and added to their sum. Neither the rate nor the divisor depends on dummies, and dummies depend on no unit.
     """
 
     mechanism: Mechanism
@@ -280,8 +280,8 @@ class PrivateSteps:
     count: int
     stream: Stream
     groups: Sequence[Hashable] | None = None
-    group_examples: int | None = None
-    phantoms: Sequence[Any] = ()
+    person_examples: int | None = None
+    dummies: Sequence[Any] = ()
 
 
 def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:

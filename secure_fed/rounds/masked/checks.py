@@ -15,7 +15,7 @@ coins drew a single client. With `secure_aggregation.active` the digest therefor
 (`ContributorList`). Every client checks that the list agrees with its own request, and neither masks nor signs a sum with fewer
 contributors than `Terms.fewest`.
 
-Everybody may know what a phantom contributes, so it hides nobody. Phantoms are not counted as contributors, and where
+Everybody may know what a dummy contributes, so it hides nobody. Dummies are not counted as contributors, and where
 the cohort is of fixed size no more of them may be invited than the run's configuration has in a sum.
 
 **The later passes of a round are bound to its first** (`Passes`), by each client's memory.
@@ -115,7 +115,7 @@ def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
     """Refuse a session whose parameters differ from the run's terms in anything but its number, its clients, its layout and its
     words' encoding.
 
-    Also refuse more phantoms in a sum than the run has, and in a public order clients whose turn it is not.
+    Also refuse more dummies in a sum than the run has, and in a public order clients whose turn it is not.
     """
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
@@ -123,10 +123,10 @@ def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
     somebody = terms.of_somebody(parameters.clients)
     if terms.order is not None and not set(somebody) <= set(terms.order.of_round(round_)):
         raise Tampering("the server invites clients whose turn it is not in the public order", protected=_NOTHING)
-    phantoms = len(parameters.clients) - len(somebody)
-    if not terms.varies and phantoms > terms.protection.beside:
+    dummies = len(parameters.clients) - len(somebody)
+    if not terms.varies and dummies > terms.protection.beside:
         raise Tampering(
-            f"{phantoms} of the {len(parameters.clients)} clients that the server invites are phantoms, and the run's "
+            f"{dummies} of the {len(parameters.clients)} clients that the server invites are dummies, and the run's "
             f"configuration has {terms.protection.beside} in a sum",
             protected=_NOTHING,
         )
@@ -151,7 +151,7 @@ def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
 
 
 def require_enough(contributing: Collection[int], parameters: Parameters, terms: Terms) -> None:
-    """Aborted if too few clients, phantoms apart, contribute for their sum to hide each of them."""
+    """Aborted if too few clients, dummies apart, contribute for their sum to hide each of them."""
     fewest, found = terms.fewest(len(parameters.clients)), len(terms.of_somebody(contributing))
     if found < fewest:
         raise Aborted(

@@ -184,8 +184,8 @@ class Rounded:
 class Noised:
     """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked.
 
-    silent: the encoding of a phantom, which adds no noise. Its words are masked like all others, so they look the same; the
-    noise of a sum is as it would be without phantoms, and comes from real clients alone.
+    silent: the encoding of a dummy, which adds no noise. Its words are masked like all others, so they look the same; the
+    noise of a sum is as it would be without dummies, and comes from real clients alone.
     """
 
     plan: PublicPlan

@@ -58,7 +58,7 @@ class Terms:
     coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a larger draw invites
     more, up to `places`. most_weight: the largest weight; a larger one counts as this. registry: the identities of all clients,
     known to everybody before the run; needed where the server may lie. real: the number of clients; participants with a higher
-    index are phantoms. None: there are no phantoms. order: the public order of clients, if cohorts follow one. run: an
+    index are dummies. None: there are no dummies. order: the public order of clients, if cohorts follow one. run: an
     identifier that no other run has.
     """
 
@@ -141,20 +141,20 @@ class Terms:
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors, phantoms apart, in a sum of `clients` clients if others send zeros."""
+        """The least number of contributors, dummies apart, in a sum of `clients` clients if others send zeros."""
         return max(FEWEST, self._with_two_honest(clients))
 
     def _with_two_honest(self, clients: int) -> int:
         return colluding(max(clients, self.invited), self.settings.corrupt) + 2
 
     def of_somebody(self, clients: Collection[int]) -> list[int]:
-        """The clients without the phantoms."""
+        """The clients without the dummies."""
         return [client for client in clients if self.real is None or client < self.real]
 
     def require_contributors(self, places: int, rate: float) -> None:
         """Refuse coins that may draw a cohort too small for a sum that declares its contributors.
 
-        places: the number of coins, phantoms apart, since phantoms are not counted as contributors.
+        places: the number of coins, dummies apart, since dummies are not counted as contributors.
 
         Such a round can be neither skipped nor redrawn: either would reveal the cohort size, which the guarantee requires to be
         secret. So its probability must be negligible.
@@ -198,7 +198,7 @@ class Terms:
                 self.choice(clients)  # its error names the setting to lower
 
     def _require_counted_shares(self) -> None:
-        """PlanError if the fewest survivors, without colluders and phantoms, have fewer shares of noise than are counted.
+        """PlanError if the fewest survivors, without colluders and dummies, have fewer shares of noise than are counted.
 
         No setting leads there: noise and terms follow from one number of participants. This holds the two together.
         """
@@ -212,17 +212,17 @@ class Terms:
             )
 
     def _require_real_survivors(self) -> None:
-        """Require two honest clients in every sum, even if only clients vanish and no phantom does.
+        """Require two honest clients in every sum, even if only clients vanish and no dummy does.
 
-        There are at least `least` survivors, and at most `beside` phantoms among the invited.
+        There are at least `least` survivors, and at most `beside` dummies among the invited.
         """
         left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
         if left < enough:
             raise ConfigError(
-                f"of {self.invited} clients in a masked sum {self.protection.beside} are phantoms; if the allowed share drops "
-                f"out, {left} others may remain, and at least {enough} are needed: lower evaluation.phantoms, "
+                f"of {self.invited} clients in a masked sum {self.protection.beside} are dummies; if the allowed share drops "
+                f"out, {left} others may remain, and at least {enough} are needed: lower evaluation.dummies, "
                 "secure_aggregation.dropout or corrupt, or raise federation.cohort"
-            ).about("evaluation.phantoms", self.protection.beside, f"at least {enough} others in a sum")
+            ).about("evaluation.dummies", self.protection.beside, f"at least {enough} others in a sum")
 
     def encoding(self, size: int, clip_norm: float) -> Encoding:
         """The encoding of contributions of `size` numbers, which does not depend on the number of participants."""

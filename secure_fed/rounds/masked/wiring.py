@@ -24,12 +24,12 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.cohort import beside_cohort, invited, with_phantoms
+from secure_fed.rounds.cohort import beside_cohort, invited, with_dummies
+from secure_fed.rounds.dummies import Dummy
 from secure_fed.rounds.masked.checks import ExpectedRounds
 from secure_fed.rounds.masked.client import MaskedClient, masked_clients
 from secure_fed.rounds.masked.server import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
-from secure_fed.rounds.phantoms import Phantom
 from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.request_checks import Acceptable
@@ -116,13 +116,13 @@ def behind_masks(
 ) -> Masks | None:
     """The masks for `secure_aggregation`; None if it is not enabled. Refuses a federation that is too small.
 
-    order: the public order of clients, if cohorts follow one. beside: the sampler of a round's phantoms. elsewhere: given where
+    order: the public order of clients, if cohorts follow one. beside: the sampler of a round's dummies. elsewhere: given where
     not all clients are on this machine.
     """
     federation = config.federation
     if not config.secure_aggregation.enabled:
         return None
-    real = sum(not isinstance(client, Phantom) for client in clients)
+    real = sum(not isinstance(client, Dummy) for client in clients)
     terms = _terms(config, protection, sampler, len(clients), real, order, elsewhere)
     terms.require_feasible()
     if order is not None:
@@ -147,18 +147,18 @@ def behind_masks(
     return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
 
 
-def allowed(config: RunConfig, cohorts: Sampler, clients: int, phantoms: int) -> bool:
-    """Whether masked sums over these clients are possible beside so many phantoms: with two honest clients in each, a graph and
+def allowed(config: RunConfig, cohorts: Sampler, clients: int, dummies: int) -> bool:
+    """Whether masked sums over these clients are possible beside so many dummies: with two honest clients in each, a graph and
     a threshold, and contributors enough. True without masks.
     """
     if not config.secure_aggregation.enabled:
         return True
     hidden, placement = config.privacy.hidden_cohort, placement_of(config)
-    beside = beside_cohort(cohorts, phantoms, hidden=hidden)
+    beside = beside_cohort(cohorts, dummies, hidden=hidden)
     protection = Protection(placement=placement, hidden=hidden, beside=beside)
-    sampler = with_phantoms(cohorts, phantoms)
+    sampler = with_dummies(cohorts, dummies)
     try:
-        terms = _terms(config, protection, sampler, clients + phantoms, clients, None, None)
+        terms = _terms(config, protection, sampler, clients + dummies, clients, None, None)
         terms.require_feasible()
         terms.require_contributors(clients, sampler.rate)
     except ConfigError:
@@ -175,7 +175,7 @@ def _terms(
     order: PublicOrder | None,
     elsewhere: Elsewhere | None,
 ) -> Terms:
-    """The terms of the masked sums. clients: the number of participants, phantoms included; real: without phantoms."""
+    """The terms of the masked sums. clients: the number of participants, dummies included; real: without dummies."""
     settings = config.secure_aggregation
     registry = elsewhere.registry if elsewhere else Registry(clients)
     return Terms(
@@ -194,18 +194,18 @@ def _terms(
 
 def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, rounds: int) -> None:
     """Refuse an order in which some round has so many empty places that it has no sum and would end the run."""
-    phantoms = beside if isinstance(beside, PublicOrder) else None
+    dummies = beside if isinstance(beside, PublicOrder) else None
 
     def present(round_: int) -> int:
-        return len(order.of_round(round_)) + (len(phantoms.of_round(round_)) if phantoms else 0)
+        return len(order.of_round(round_)) + (len(dummies.of_round(round_)) if dummies else 0)
 
     emptiest = min(range(rounds), key=present)
     if (found := present(emptiest)) < (least := max(FEWEST, terms.least(found))):
         raise ConfigError(
-            f"round {emptiest + 1} of the public order has {found} clients and phantoms, fewer than the {least} that a masked "
-            "sum needs, since held-out clients and missing phantoms leave places empty: set evaluation.phantoms to 0 or to at "
+            f"round {emptiest + 1} of the public order has {found} clients and dummies, fewer than the {least} that a masked "
+            "sum needs, since held-out clients and missing dummies leave places empty: set evaluation.dummies to 0 or to at "
             f"least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise secure_aggregation.dropout"
-        ).about("evaluation.phantoms", found, f"at least {least} in every masked sum")
+        ).about("evaluation.dummies", found, f"at least {least} in every masked sum")
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
@@ -215,7 +215,7 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     outcome of a sum nor its cost depends on the cohort size.
     """
     usual = invited(sampler, clients, hidden=protection.hidden)
-    real = usual - protection.beside  # a phantom's contribution is known, so it hides nobody
+    real = usual - protection.beside  # a dummy's contribution is known, so it hides nobody
     if real < FEWEST:
         raise ConfigError(
             f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "

@@ -132,7 +132,7 @@ def test_a_row_is_what_the_run_directories_say(base: RunConfig, compared: tuple[
         else:
             assert row.membership_auc.mean == pytest.approx(sum(figures) / 2)
         assert row.early == 0
-    assert [row.membership_auc is None for row in rows] == [True, False], "a private run has phantoms"
+    assert [row.membership_auc is None for row in rows] == [True, False], "a private run has dummies"
     assert rows[0].epsilon_one_run is None
     epsilons = [result["epsilon"] for result in held(out, rows[1].name)[0]]
     assert (rows[1].epsilon_one_run, rows[1].delta_one_run) == (max(epsilons), 1e-3)

@@ -321,12 +321,12 @@ def divided(folder: Path, rows: Sequence[str], **data: object) -> tuple[Partitio
     path = folder / "rows.csv"
     path.write_text("text,label,lang,who\n" + "".join(f"{row}\n" for row in rows))
     unit = data.pop("unit", "none")
-    privacy = {} if unit == "none" else {"unit": unit, "epsilon": 8.0, "group_column": "who"}
+    privacy = {} if unit == "none" else {"unit": unit, "epsilon": 8.0, "person_column": "who"}
     clients = {"clients": data.pop("clients")} if "clients" in data else {}
     config = RunConfig.from_dict(
         {"data": {"train": str(path), "test": str(path), **data}, "privacy": privacy, "federation": clients}
     )
-    source = sources.load(config.data, tasks.build(config.data), seed=0, group=config.privacy.group_column)
+    source = sources.load(config.data, tasks.build(config.data), seed=0, group=config.privacy.person_column)
     return divide(config, source), source
 
 
@@ -340,7 +340,7 @@ ASKED: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("unit", ["none", "group"])
+@pytest.mark.parametrize("unit", ["none", "person"])
 @pytest.mark.parametrize(("kind", "asked"), ASKED)
 def test_a_configuration_is_divided_as_it_asks(tmp_path: Path, kind: str, asked: dict[str, object], unit: str) -> None:
     found, source = divided(tmp_path, ROWS, partition=kind, unit=unit, **asked)
@@ -350,7 +350,7 @@ def test_a_configuration_is_divided_as_it_asks(tmp_path: Path, kind: str, asked:
         assert all(len({int(index) // 60 for index in part}) == 1 for part in found.parts)
     if kind == "pathological" and unit == "none":
         assert all(len({source.train.label[index] for index in part}) == 1 for part in found.parts)
-    if unit == "group":
+    if unit == "person":
         homes = [{int(index) // 2 for index in part} for part in found.parts]
         assert sum(map(len, homes)) == 60  # no person's two examples are at two clients
 
@@ -365,7 +365,7 @@ def test_persons_stay_together_where_files_are_divided_anew(tmp_path: Path) -> N
     settings = {
         "data": {"train": tuple(map(str, paths)), "test": str(paths[0]), "partition": "iid"},
         "federation": {"clients": 5},
-        "privacy": {"unit": "group", "epsilon": 8.0, "group_column": "who"},
+        "privacy": {"unit": "person", "epsilon": 8.0, "person_column": "who"},
     }
     config = RunConfig.from_dict(settings)
     source = sources.load(config.data, tasks.build(config.data), seed=0, group="who")

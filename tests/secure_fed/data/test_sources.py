@@ -286,7 +286,7 @@ def of_patients(path: Path, patients: Sequence[object]) -> str:
     return jsonl(path, [row | {"patient": who} for row, who in zip(examples(len(patients)), patients, strict=True)])
 
 
-def test_a_group_column_says_whom_an_example_is_about(tmp_path: Path) -> None:
+def test_a_person_column_says_whom_an_example_is_about(tmp_path: Path) -> None:
     train = of_patients(tmp_path / "train.jsonl", ["ann", " ann ", 7, "7", "ben", "ann"])
     test = jsonl(tmp_path / "test.jsonl", examples(4))
     source = load(train=train, test=test, client="site", group="patient")
@@ -324,7 +324,7 @@ ROWS = [
     {"text": f"text {row % 50}", "label": "xy"[row % 2], "site": f"site {row % 6}", "who": f"person {row % 23}"}
     for row in range(120)
 ]
-UNITS = {"client": "site", "group": "who", "example": "text"}
+UNITS = {"client": "site", "person": "who", "example": "text"}
 
 
 def split(tmp_path: Path, unit: str, rows: list[dict[str, Any]], fraction: float = 0.3) -> tuple[list[str], list[str]]:
@@ -332,7 +332,7 @@ def split(tmp_path: Path, unit: str, rows: list[dict[str, Any]], fraction: float
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(train=str(tmp_path / "rows.jsonl"), client="site", test_fraction=fraction)
     source = sources.load(data, tasks.build(data), seed=0, group="who", unit=unit)
-    assert source.tested == f"held out by {'person' if unit == 'group' else unit}"
+    assert source.tested == f"held out by {'person' if unit == 'person' else unit}"
     train, test = (
         sorted(set(getattr(part, "text" if unit == "example" else unit))) for part in (source.train, source.test)
     )
@@ -348,7 +348,7 @@ def test_a_unit_is_on_one_side_with_all_its_rows(tmp_path: Path, unit: str) -> N
     assert sorted(train + test) == sorted({row[UNITS[unit]] for row in ROWS})
 
 
-@pytest.mark.parametrize("unit", ["group", "example"])
+@pytest.mark.parametrize("unit", ["person", "example"])
 def test_one_unit_less_moves_no_other(tmp_path: Path, unit: str) -> None:
     """Otherwise removing one unit would change which others train, and the accounting for one unit would be wrong."""
     train, test = split(tmp_path, unit, ROWS)

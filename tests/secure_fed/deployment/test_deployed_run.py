@@ -68,7 +68,7 @@ def simulated(tmp: Path, *tables: dict[str, dict[str, Any]], seed: int) -> State
     own = {("data", "train"): files, ("data", "test"): str(tmp / "test.jsonl"), ("training", "together"): 1}
     audit = {("evaluation", "audit_fraction"): 0.0}
     if config.privacy.unit != "none":
-        audit[("evaluation", "phantoms")] = 0
+        audit[("evaluation", "dummies")] = 0
     return Federation(config.replace({**own, **audit}), entropy=SeededEntropy(seed)).run().state
 
 
@@ -119,8 +119,8 @@ def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -
     assert not [line for line in party.said if "refuses" in line or "lost" in line]
     assert "separate nodes" in (card := load_run(party.folder / RUN).card.text("peft"))
     if result.summary["unit"] != "none":
-        assert result.summary["membership"]["why"].startswith("a deployment has no phantoms")
-        assert "no figure: a deployment has no phantoms" in card
+        assert result.summary["membership"]["why"].startswith("a deployment has no dummies")
+        assert "no figure: a deployment has no dummies" in card
 
 
 def stage_of(asked: Envelope) -> str:

@@ -162,14 +162,14 @@ def test_a_node_does_not_start_without_its_function(tmp_path: Path, local: str, 
 PERSONS = 4  # row i is about person i modulo 4
 UNITS = {
     "client": [list(range(8))],
-    "group": [[0, 4], [1, 5], [2, 6], [3, 7]],
+    "person": [[0, 4], [1, 5], [2, 6], [3, 7]],
     "example": [[index] for index in range(8)],
 }
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_units_of_a_node_are_its_clients_persons_or_examples(tmp_path: Path, unit: str) -> None:
-    column = {"group_column": "person"} if unit == "group" else {}
+    column = {"person_column": "person"} if unit == "person" else {}
     config = config_of(MASKED, {"privacy": {"unit": unit, "epsilon": 8.0, **column}})
     part = [row | {"person": f"p{index % PERSONS}"} for index, row in enumerate(rows_of(8, 1))]
     party = founded(tmp_path, config, [part] * 4, lambda number: None)

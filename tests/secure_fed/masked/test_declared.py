@@ -23,7 +23,7 @@ from tests.secure_fed.masked.wide_toys import CLIPPED, DISTRIBUTED, MASKED, Tamp
 FEW = {"secure_aggregation.corrupt": 0.05, "secure_aggregation.dropout": 0.05}
 COINS = {**MASKED, **CLIPPED, **FEW, "secure_aggregation.active": True, "federation.cohort": 18}
 TWENTY, VICTIM = [2] * 20, 2
-BESIDE = {**MASKED, **FEW, "secure_aggregation.active": True, "evaluation.phantoms": 20, "federation.cohort": 6}
+BESIDE = {**MASKED, **FEW, "secure_aggregation.active": True, "evaluation.dummies": 20, "federation.cohort": 6}
 NOTHING = {**BESIDE, "evaluation.audit_unit": "client", "federation.sampling": "fixed"}
 
 
@@ -113,21 +113,21 @@ def test_cohorts_of_thousands_are_judged() -> None:
     [
         ({**COINS, "federation.cohort": 6}, "federation.cohort"),
         (
-            {**COINS, "evaluation.phantoms": 20, "secure_aggregation.corrupt": 0.0, "federation.cohort": 15},
+            {**COINS, "evaluation.dummies": 20, "secure_aggregation.corrupt": 0.0, "federation.cohort": 15},
             "federation.cohort",
         ),
         ({**NOTHING, "federation.cohort": 1}, "federation.cohort"),
         ({**NOTHING, "federation.cohort": 2}, "federation.cohort"),
-        ({**NOTHING, "secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.1}, "evaluation.phantoms"),
+        ({**NOTHING, "secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.1}, "evaluation.dummies"),
     ],
 )
 def test_too_few_contributors_are_refused_before_the_run(settings: dict[str, Any], setting: str) -> None:
-    """Phantoms do not count, neither in cohorts of fixed size nor by their coins."""
+    """Dummies do not count, neither in cohorts of fixed size nor by their coins."""
     with refused(ConfigError, setting):
         federation(settings, sizes=[2] * 12 if "federation.sampling" in settings else TWENTY)
 
 
-# Phantoms, whose contributions are not secret. They have the last client numbers.
+# Dummies, whose contributions are not secret. They have the last client numbers.
 
 COHORTS: dict[str, dict[str, Any]] = {
     "distributed": {**DISTRIBUTED, **BESIDE},
@@ -137,8 +137,8 @@ COHORTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("cohort", COHORTS)
-def test_no_cohort_of_fixed_size_has_more_phantoms_than_the_plan(cohort: str) -> None:
-    """Ten of sixteen invited clients are phantoms. With more, the guarantee would count on real clients that are missing."""
+def test_no_cohort_of_fixed_size_has_more_dummies_than_the_plan(cohort: str) -> None:
+    """Ten of sixteen invited clients are dummies. With more, the guarantee would count on real clients that are missing."""
     built = federation(COHORTS[cohort], sizes=[2] * 12)
     request = request_of(built)
     assert (built.assembly.masks.invited, built.assembly.protection.beside) == (16, 10)  # type: ignore[union-attr]
@@ -151,16 +151,16 @@ def test_no_cohort_of_fixed_size_has_more_phantoms_than_the_plan(cohort: str) ->
     assert not session(built, request, clients=[*range(2, 8), *range(12, 22)]).refused
 
 
-DECLARED = {"evaluation.phantoms": 20, "secure_aggregation.corrupt": 0.0}
+DECLARED = {"evaluation.dummies": 20, "secure_aggregation.corrupt": 0.0}
 
 
-def test_phantoms_do_not_count_among_contributors() -> None:
-    """The federation also starts only because phantoms are left out of the check of cohort sizes."""
-    built, phantoms = build(**DECLARED), tuple(range(20, 40))
+def test_dummies_do_not_count_among_contributors() -> None:
+    """The federation also starts only because dummies are left out of the check of cohort sizes."""
+    built, dummies = build(**DECLARED), tuple(range(20, 40))
     few, three = (VICTIM, 7), (VICTIM, 7, 8)
 
     def told(real: tuple[int, ...], **lies: Any) -> Heard:
-        return summed(built, real + phantoms, {*real, *phantoms}, clients=range(40), **lies)
+        return summed(built, real + dummies, {*real, *dummies}, clients=range(40), **lies)
 
     assert told(few).refused == dict.fromkeys(range(40), ("mask", Aborted, ""))
     assert told(three, number=1, lost=7).refused == dict.fromkeys(set(range(40)) - {7}, ("consistency", Aborted, ""))

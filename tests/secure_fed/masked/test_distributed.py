@@ -100,14 +100,14 @@ IN_TURN = {"federation.sampling": "schedule", "secure_aggregation.corrupt": 0.1,
     [
         {"federation.cohort": 20, "evaluation.audit_fraction": 1.0},
         {"federation.cohort": 16, "evaluation.audit_fraction": 0.5},
-        {"federation.cohort": 12, "evaluation.audit_fraction": 0.9, "evaluation.phantoms": 5},
-        {"federation.cohort": 12, "evaluation.phantoms": 5},
+        {"federation.cohort": 12, "evaluation.audit_fraction": 0.9, "evaluation.dummies": 5},
+        {"federation.cohort": 12, "evaluation.dummies": 5},
         {"federation.sampling": "fixed", "federation.cohort": 18, "evaluation.audit_fraction": 1.0},
         {**HIDDEN, "federation.sampling": "poisson", "federation.cohort": 12, "evaluation.audit_fraction": 0.5},
     ],
 )
 def test_a_sum_has_as_many_honest_shares_as_the_guarantee_counts(settings: dict[str, Any]) -> None:
-    """Of the fewest survivors, without colluders and phantoms; also where held-out clients leave the order's places empty."""
+    """Of the fewest survivors, without colluders and dummies; also where held-out clients leave the order's places empty."""
     built = federation({**DISTRIBUTED, **IN_TURN, **settings}, sizes=[2] * 20)
     protection, masks = built.assembly.protection, built.assembly.masks
     assert protection.shares is not None
@@ -115,7 +115,7 @@ def test_a_sum_has_as_many_honest_shares_as_the_guarantee_counts(settings: dict[
     terms = masks.sums.terms
     honest = terms.least(masks.invited) - colluding(masks.invited, 0.1) - protection.beside
     assert protection.shares.shares == honest
-    assert protection.shares.contributors == masks.invited <= len(built.assembly.clients) + len(built.assembly.phantoms)
+    assert protection.shares.contributors == masks.invited <= len(built.assembly.clients) + len(built.assembly.dummies)
 
 
 def test_terms_with_fewer_honest_shares_than_counted_are_refused() -> None:

@@ -186,7 +186,7 @@ CASES: dict[str, dict[str, Any]] = {
     **{name: {"method.name": name} for name in METHODS if runs.supported(name, "client")},
     "fra_lora, sketched": {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 4},
     "adaptive clipping": {"method.name": "fedlora", "privacy.clip_quantile": 0.5},
-    "more phantoms than clients": {"method.name": "fedlora", "privacy.clip_quantile": 0.5, "evaluation.phantoms": 20},
+    "more dummies than clients": {"method.name": "fedlora", "privacy.clip_quantile": 0.5, "evaluation.dummies": 20},
     "clients vanish": {"method.name": "fedlora", "federation.vanishing": 0.1, "secure_aggregation.dropout": 0.2},
 }
 # One method of each way to send products: factors, sketches, iterations. `methods/test_sensitivity.py` covers clipping.
@@ -210,7 +210,7 @@ class Summed:
 
 
 def build(case: str, path: str, **more: Any) -> Federation:
-    usual = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1, "evaluation.phantoms": 0}
+    usual = {"privacy.clip_norm": CLIP, "federation.cohort": 4, "training.steps": 1, "evaluation.dummies": 0}
     settings = by_coins({**usual, **PATHS[path], **CASES[case], **more})
     if path == "plain":
         settings.pop("secure_aggregation.dropout", None)
@@ -237,7 +237,7 @@ def gather(built: Federation, state: State, asked: Sequence[int], means: Mapping
 def _listen(built: Federation, sent: dict[tuple[str, int], bytes]) -> None:
     """Record every client's encoded words before masking, or its contribution in runs without masks."""
     if built.assembly.masks is None:
-        for client in [*built.assembly.clients, *built.assembly.phantoms]:
+        for client in [*built.assembly.clients, *built.assembly.dummies]:
             _note(client, "handle", lambda reply: reply.contribution.to_bytes(), client.index, sent)
         return
     for member in built.assembly.masks.clients:
@@ -264,9 +264,9 @@ def neighbours(case: str, path: str) -> Iterator[tuple[float, int, Summed, Summe
     """
     whole, less = build(case, path), build(case, path)
     state = whole.assembly.initial
-    phantoms = [one.index for one in whole.assembly.phantoms]
+    dummies = [one.index for one in whole.assembly.dummies]
     for cohort in (range(CLIENTS)[: SIZES[0]], range(CLIENTS)[-SIZES[1] :]):
-        gone, everybody = cohort[len(cohort) // 3], [*cohort, *phantoms]
+        gone, everybody = cohort[len(cohort) // 3], [*cohort, *dummies]
         with_it = gather(whole, state, everybody, {})
         without = gather(less, state, [client for client in everybody if client != gone], with_it.means)
         yield state.clip_norm, gone, with_it, without
@@ -290,8 +290,8 @@ def require_bounded(case: str, path: str) -> None:
         [
             ("adaptive clipping", "plain"),
             ("clients vanish", "masked"),
-            ("more phantoms than clients", "plain"),
-            ("more phantoms than clients", "masked"),
+            ("more dummies than clients", "plain"),
+            ("more dummies than clients", "masked"),
         ],
         [("adaptive clipping", "plain"), ("clients vanish", "masked")],
     ),

@@ -117,7 +117,7 @@ def test_who_vanishes_is_not_who_did_not_train() -> None:
 
 
 def test_what_everybody_sends_is_told_before_the_start_and_holds() -> None:
-    settings = {**HIDDEN, "federation.rounds": 2, "evaluation.phantoms": 0}
+    settings = {**HIDDEN, "federation.rounds": 2, "evaluation.dummies": 0}
     built = federation(settings, sizes=EIGHT)
     (told,) = built.notes
     (record, other) = built.run().records

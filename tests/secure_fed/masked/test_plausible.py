@@ -152,10 +152,10 @@ def test_honest_sums_at_the_very_bounds_are_not_refused(name: str) -> None:
         require_plausible(encoding.decode(np.sum(words, 0, dtype=words[0].dtype)), encoding, 9)
 
 
-def test_a_noised_sum_may_be_as_long_as_clients_and_phantoms_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is for 16 contributors: six clients and ten phantoms in each round."""
+def test_a_noised_sum_may_be_as_long_as_clients_and_dummies_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is for 16 contributors: six clients and ten dummies in each round."""
     built = federation(
-        {**MASKED, **CLIPPED, "evaluation.phantoms": 20, "federation.cohort": 6, "federation.sampling": "fixed"},
+        {**MASKED, **CLIPPED, "evaluation.dummies": 20, "federation.cohort": 6, "federation.sampling": "fixed"},
         sizes=[2] * 12,
     )
     limits: list[int] = []

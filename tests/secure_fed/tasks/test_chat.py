@@ -54,7 +54,7 @@ def test_rows_without_room_are_left_out_and_counted(unit: str, chatty: Path, wri
     shorter = [{**row, "messages": row["messages"][2:]} if at in (9, 10) else row for at, row in enumerate(ROWS)]
     own: dict[str, Any] = {"privacy__unit": unit, "federation__sampling": "fixed" if unit != "client" else "auto"}
     if unit != "none":
-        own |= {"privacy__noise_multiplier": 1.0, "evaluation__phantoms": 0, "federation__clients": None}
+        own |= {"privacy__noise_multiplier": 1.0, "evaluation__dummies": 0, "federation__clients": None}
     test = write("test", ROWS[:8])
     runs = [
         config(chatty, write("changed", changed), test, **own),
@@ -72,7 +72,7 @@ def test_rows_without_room_are_left_out_and_counted(unit: str, chatty: Path, wri
 def test_a_client_whose_rows_have_no_room_takes_part_with_nothing(chatty: Path, write: Write) -> None:
     changed = [long(row, all_of_it=True) if row["site"] == "s1" else row for row in ROWS]
     test = write("test", ROWS[:8])
-    for own in ({}, {"privacy__unit": "example", "privacy__noise_multiplier": 1.0, "evaluation__phantoms": 0}):
+    for own in ({}, {"privacy__unit": "example", "privacy__noise_multiplier": 1.0, "evaluation__dummies": 0}):
         result = Federation(config(chatty, write("train", changed), test, **own)).run()
         assert result.state.round == 1
     with refused(DataError, "model.max_length"):

@@ -102,7 +102,7 @@ class Drawing:
         self._row, self._job, self.steps = row, job, steps
         self._members = members_of(len(job.examples), steps.groups)
         self._sampler = batch_sampler(len(self._members), job.settings)
-        self._beside = Poisson(len(steps.phantoms), self._sampler.rate)
+        self._beside = Poisson(len(steps.dummies), self._sampler.rate)
 
     @property
     def expected(self) -> float:
@@ -110,15 +110,15 @@ class Drawing:
         return self._sampler.expected
 
     def units(self) -> Iterator[Drawn]:
-        """The units of the next step, then the phantoms."""
+        """The units of the next step, then the dummies."""
         coins, examples = self.steps.stream.uniform, self._job.examples
         for unit in self._sampler.draw(coins):
-            members, most = self._members[unit], self.steps.group_examples
+            members, most = self._members[unit], self.steps.person_examples
             if most is not None and len(members) > most:
                 members = sorted(self._job.rng.choice(members, most, replace=False).tolist())
             yield Drawn(self._row, [examples[i] for i in members])
-        for phantom in self._beside.draw(coins):
-            yield Drawn(self._row, [self.steps.phantoms[phantom]])
+        for dummy in self._beside.draw(coins):
+            yield Drawn(self._row, [self.steps.dummies[dummy]])
 
 
 class NoisedSums:

@@ -1,25 +1,25 @@
-"""Phantoms: clients without data, whose membership scores show what the releases of a private run tell about a member.
+"""Dummies: clients without data, whose membership scores show what the releases of a private run tell about a member.
 
-A member's training ends along a random direction; a non-member sends zeros. In all other respects a phantom is a client: it is
+A member's training ends along a random direction; a non-member sends zeros. In all other respects a dummy is a client: it is
 drawn, its contribution is clipped by the same code, noised where clients noise their contributions, and masked. Members and
 non-members differ in that contribution alone, which has length C or is zero, as the neighbours of a guarantee for clients do. A
-phantom adds nothing to the counters of an adaptive clip norm, and keeps nothing.
+dummy adds nothing to the counters of an adaptive clip norm, and keeps nothing.
 
-The scores say how far a run's releases move along the phantoms' directions. They use no private data. In every round, for every
-pass with mean M over D coordinates, let e be the contribution of a phantom if it is a member: a function of its public
+The scores say how far a run's releases move along the dummies' directions. They use no private data. In every round, for every
+pass with mean M over D coordinates, let e be the contribution of a dummy if it is a member: a function of its public
 direction, of the state before the round, and of earlier means. Then
 
     x = sqrt(D) <e, M> / (|e| |M|)
 
-is about N(0, 1) for a phantom that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where e
+is about N(0, 1) for a dummy that is no member or is not drawn (exactly a coordinate of a uniform point on the sphere, where e
 is its direction itself), and about N(s, 1) with s = sqrt(D) |e| / (R |M|) for a drawn member, where a mean is a sum divided by
-R. A phantom takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of
-the secret coins. So the score of a phantom grows in every round by
+R. A dummy takes part with a probability p that everybody knows: 0 or 1 where the public seed draws cohorts, else the rate of
+the secret coins. So the score of a dummy grows in every round by
 
     log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
 
 the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups) the
-distance that a phantom moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
+distance that a dummy moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
 correlated over rounds, releases of several rounds together contain more information than each alone: see `whitened_evidence`.
 
 Scores are a function of releases (noised states and means), of directions, and of public numbers: post-processing of values
@@ -51,12 +51,12 @@ from secure_fed.rounds.transport import Request
 from secure_fed.tensors.tensors import Layout, Tensors
 
 # Names in a state's memory, which carries the scores from round to round, and through a kill.
-SCORES, PAST, LATEST = "phantoms", "phantoms.past", "phantoms.latest"
+SCORES, PAST, LATEST = "dummies", "dummies.past", "dummies.latest"
 _KEPT = 1 << 26  # numbers, 256 MB
 _ROUNDING = 1e-4  # of the cosine of a contribution with its direction
 
 
-class Phantom(Client):
+class Dummy(Client):
     """A client without data. member: whether its coin made it a member."""
 
     def __init__(self, index: int, name: str, setup: ClientSetup, *, member: bool) -> None:
@@ -73,7 +73,7 @@ class Phantom(Client):
 
     @property
     def _counts(self) -> float:
-        return 1.0  # the server, which knows the phantoms, subtracts it
+        return 1.0  # the server, which knows the dummies, subtracts it
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         bounded = super()._clipped(contribution, clip_norm)
@@ -95,7 +95,7 @@ class Phantom(Client):
         return self._clipped(contribution, request.clip_norm).without(counters)
 
 
-def phantom_clients(
+def dummy_clients(
     config: RunConfig,
     units: Sequence[Unit],
     members: Sequence[bool] | NDArray[np.bool_],
@@ -103,8 +103,8 @@ def phantom_clients(
     setup: ClientSetup,
     turns: Turns | None = None,
     around: Callable[[Train], Train] = lambda train: train,
-) -> list[Phantom]:
-    """A client for each phantom, with indices from `first`.
+) -> list[Dummy]:
+    """A client for each dummy, with indices from `first`.
 
     turns: the rounds in which each takes part; without them, as `setup` allows. around: wraps their training function.
     """
@@ -114,15 +114,15 @@ def phantom_clients(
         allowance = setup.allowance if turns is None else partial(turns.allowance, number)
         towards = around(trains_towards(unit.name, seed, far))
         own = replace(setup, train=towards, watch=None, allowance=allowance, attendance=None)
-        found.append(Phantom(first + number, unit.name, own, member=bool(member)))
+        found.append(Dummy(first + number, unit.name, own, member=bool(member)))
     return found
 
 
-def phantom_examples(phantoms: AuditPool, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
-    """The member phantom examples of each client, by its name. The gradient of a non-member is zero."""
+def dummy_examples(dummies: AuditPool, members: NDArray[np.bool_]) -> dict[str, list[Any]]:
+    """The member dummy examples of each client, by its name. The gradient of a non-member is zero."""
     found: dict[str, list[Any]] = {}
-    for unit, member in zip(phantoms.units, members, strict=True):
-        if member and phantoms.kind != "client":
+    for unit, member in zip(dummies.units, members, strict=True):
+        if member and dummies.kind != "client":
             found.setdefault(unit.client, []).extend(unit.examples)
     return found
 
@@ -138,13 +138,13 @@ def canary_setups(config: RunConfig, held: AuditPool, setup: ClientSetup) -> dic
 
 
 @dataclass
-class PhantomScores:
-    """The membership scores of all phantoms (`server.Scoring`).
+class DummyScores:
+    """The membership scores of all dummies (`server.Scoring`).
 
-    echoes: each phantom as a member. known: whether the length of a phantom's contribution is known.
+    echoes: each dummy as a member. known: whether the length of a dummy's contribution is known.
     """
 
-    echoes: Sequence[Phantom]
+    echoes: Sequence[Dummy]
     turns: Turns
     seed: int
     known: bool
@@ -153,7 +153,7 @@ class PhantomScores:
     def after(
         self, server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
     ) -> dict[str, torch.Tensor]:
-        """{SCORES: (phantoms,) float64} and auxiliary data, after a round that began at `state` and released these means."""
+        """{SCORES: (dummies,) float64} and auxiliary data, after a round that began at `state` and released these means."""
         plan_ = server.protection.plan
         if plan_ is not None and plan_.correlation.band > 1:
             return self._whitened(server, state, plan, lr, means, np.array(plan_.correlation.column))
@@ -193,7 +193,7 @@ class PhantomScores:
         return {SCORES: _grown(state, grown), **past.kept()}
 
     def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
-        """(phantoms,) s x - s^2 / 2, or x where s is not known."""
+        """(dummies,) s x - s^2 / 2, or x where s is not known."""
         layout = Layout.of(mean)
         flat = layout.flatten(mean, torch.float64)
         length = float(flat.norm())
@@ -208,7 +208,7 @@ class PhantomScores:
         return evidence
 
     def _along(self, request: Request, before: Tensors, layout: Layout, unit: torch.Tensor) -> tuple[Floats, Floats]:
-        """(phantoms,) cosines of a unit vector with each one's contribution as a member, and the lengths of these."""
+        """(dummies,) cosines of a unit vector with each one's contribution as a member, and the lengths of these."""
         first = layout.flatten(self.echoes[0].pulls(request), torch.float64)
         whole = layout_of(before, request.plan.trainable)
         own = self._direction(0, whole, layout)
@@ -222,7 +222,7 @@ class PhantomScores:
         return along / np.where(reach > 0, reach, 1.0), reach
 
     def _direction(self, number: int, whole: Layout, sent: Layout) -> torch.Tensor | None:
-        """The part of a phantom's direction that is sent, of unit norm; None where the sent tensors have other coordinates."""
+        """The part of a dummy's direction that is sent, of unit norm; None where the sent tensors have other coordinates."""
         names = [name for name, _ in sent.entries]
         if not set(sent.entries) <= set(whole.entries):
             return None
@@ -230,7 +230,7 @@ class PhantomScores:
         return part / (float(part.norm()) or 1.0)
 
     def _cosines(self, whole: Layout, sent: Layout, unit: torch.Tensor) -> Floats:
-        """(phantoms,) cosines of a unit vector with their directions, which are cached unless they are too many numbers."""
+        """(dummies,) cosines of a unit vector with their directions, which are cached unless they are too many numbers."""
         place, numbers = whole.digest + sent.digest, len(self.echoes) * sent.size
         rows = self._kept.get(place)
         if rows is None and numbers <= _KEPT:
@@ -249,16 +249,16 @@ class PhantomScores:
 
 @dataclass(frozen=True)
 class Past:
-    """The last rounds, one for each coefficient of C, the latest first. products, turns: (rounds, phantoms) p and [turn]."""
+    """The last rounds, one for each coefficient of C, the latest first. products, turns: (rounds, dummies) p and [turn]."""
 
     products: Floats
     turns: Floats
     latest: int
 
     @classmethod
-    def before(cls, round_: int, band: int, phantoms: int) -> Past:
+    def before(cls, round_: int, band: int, dummies: int) -> Past:
         """An empty history: no round before this one released anything."""
-        return cls(np.zeros((band, phantoms)), np.zeros((band, phantoms)), round_ - 1)
+        return cls(np.zeros((band, dummies)), np.zeros((band, dummies)), round_ - 1)
 
     @classmethod
     def of(cls, kept: dict[str, torch.Tensor]) -> Past:
@@ -282,11 +282,11 @@ class Past:
 
 
 def whitened_evidence(past: Past, column: Floats, lengths: Floats, cohort: float, std: float) -> Floats:
-    """(phantoms,) the amount that the latest round adds to each score, from the releases with the correlation undone.
+    """(dummies,) the amount that the latest round adds to each score, from the releases with the correlation undone.
 
     Rounds release X + C^-1 Z (`privacy.correlation`), as means over R. Row t of C (X + C^-1 Z) = C X + Z is the sum over j of
-    c_j times the release of round t - j: all information about a phantom is in these rows, whose noise is independent. Let e be
-    the contribution of a phantom in its turns, p_t its inner product with the mean of round t, and
+    c_j times the release of round t - j: all information about a dummy is in these rows, whose noise is independent. Let e be
+    the contribution of a dummy in its turns, p_t its inner product with the mean of round t, and
 
         y_t = sum over j of c_j p_(t-j)        a_t = sum over j of c_j [it had its turn in round t - j].
 
@@ -297,7 +297,7 @@ def whitened_evidence(past: Past, column: Floats, lengths: Floats, cohort: float
 
     Its sum over all rounds is the most powerful score where e is the same in every turn and the other clients contribute
     nothing along e. With |e| the clip norm and sigma = z |e| / R it has the law of a Gaussian mechanism of
-    mu^2 = (a_0^2 + a_1^2 + ...) / z^2, as in the guarantee. A lost round released nothing: its row is missing, and a phantom
+    mu^2 = (a_0^2 + a_1^2 + ...) / z^2, as in the guarantee. A lost round released nothing: its row is missing, and a dummy
     had no turn in it.
 
     column: c. lengths: of e. cohort: R. std: sigma.

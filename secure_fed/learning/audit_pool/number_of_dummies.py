@@ -1,24 +1,24 @@
-"""Phantoms: their number beside the units of a run, computed from public numbers alone, and their coins.
+"""Dummies: their number beside the units of a run, computed from public numbers alone, and their coins.
 
-A phantom is an audited unit that is nobody's data: a client beside clients, an example beside examples. A fair coin decides
+A dummy is an audited unit that is nobody's data: a client beside clients, an example beside examples. A fair coin decides
 whether it is a member. A member pulls the model along a random direction of its own, as far as the clip norm C allows any unit;
 a non-member takes part too, and contributes zeros. So members and non-members differ as the guarantee's neighbouring data sets
 do, whoever adds the noise, and no real unit is held out.
 
-The cost of m phantoms. With R of N clients expected in a round, k = m R / N phantoms are expected beside them, half of which
+The cost of m dummies. With R of N clients expected in a round, k = m R / N dummies are expected beside them, half of which
 send a vector of length C in a random direction. On each of d coordinates of a sum this is a variance of k C^2 / (2 d), beside
 a noise of (z C)^2, so that the variance of the noise seems larger by the share
 
     central          k / (2 d z^2)
     distributed      the same, plus the part of the noise shares that may be lost to dropped or colluding clients among k more
-    local            k / R (1 + 1 / (2 d z^2)), since a phantom adds noise to its contribution like every client
-    steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m phantoms
+    local            k / R (1 + 1 / (2 d z^2)), since a dummy adds noise to its contribution like every client
+    steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m dummies
 
-The number of a run by default. It would have `wanted` phantoms: 100, whose AUC has an interval of about .1 on either side, or a
+The number of a run by default. It would have `wanted` dummies: 100, whose AUC has an interval of about .1 on either side, or a
 tenth as many as its units where that is more, at most 2,000, and fewer, down to 20, where a direction has so many numbers that
 more of them would slow down every round. It has the largest number up to this one that costs at most a hundredth of the noise
 (`COST`) and that the terms of masked sums allow (`Room.allows`), and none if that is below 20, which is too few for a figure.
-Nothing else limits it, so there may be more phantoms than units. The divisor of a mean is the same as without phantoms.
+Nothing else limits it, so there may be more dummies than units. The divisor of a mean is the same as without dummies.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _NUMBERS = 1 << 28  # of all directions together: computing them takes seconds i
 class Room:
     """Public numbers of a run. units: the number of clients, or of all their examples or groups. expected: the expected number
     of units in a release: a sum's cohort, or a step's batch. numbers: the number of trained entries. noise_multiplier: z; 0
-    without privacy. own_noise: whether every client noises its own contribution, phantoms too. shares: of a number of phantoms,
+    without privacy. own_noise: whether every client noises its own contribution, dummies too. shares: of a number of dummies,
     the noise shares of honest clients that a sum then has at least; None if noise is not made of shares. allows: whether masked
-    sums are possible with a number of phantoms. fewest: the number of phantoms below which they would take part more often
+    sums are possible with a number of dummies. fewest: the number of dummies below which they would take part more often
     than clients, or be missing in some sum that needs one.
     """
 
@@ -56,97 +56,95 @@ class Room:
     noise_multiplier: float
     own_noise: bool = False
     shares: Callable[[int], int] | None = None
-    allows: Callable[[int], bool] = lambda phantoms: True
+    allows: Callable[[int], bool] = lambda dummies: True
     fewest: int = 0
 
-    def cost(self, phantoms: int) -> float:
-        """The share by which these phantoms make the variance of the noise seem larger; infinite without noise."""
+    def cost(self, dummies: int) -> float:
+        """The share by which these dummies make the variance of the noise seem larger; infinite without noise."""
         if not (self.noise_multiplier and self.numbers and self.units):
             return math.inf
-        share = phantoms / self.units
+        share = dummies / self.units
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
         if self.own_noise:
             return share + pulling / self.expected
         if self.shares is None:
             return pulling
-        left = self.shares(phantoms)  # noise shares grow, since fewer of them are certain to be there
+        left = self.shares(dummies)  # noise shares grow, since fewer of them are certain to be there
         return pulling + (self.shares(0) / left - 1) if left > 0 else math.inf
 
     @property
     def wanted(self) -> int:
-        """The number of phantoms that a run would have if they cost nothing."""
+        """The number of dummies that a run would have if they cost nothing."""
         usual = min(MOST, max(ENOUGH, math.floor(SHARE * self.units + 1e-9)))
         return max(FEWEST, min(usual, _NUMBERS // max(1, self.numbers)))
 
     def most(self, fits: Callable[[int], bool]) -> int:
         """The largest number up to `wanted` that fits, where more never fit if fewer do not; 0 if none does."""
-        return bisect_right(range(1, self.wanted + 1), False, key=lambda phantoms: not fits(phantoms))
+        return bisect_right(range(1, self.wanted + 1), False, key=lambda dummies: not fits(dummies))
 
-    def affordable(self, phantoms: int) -> bool:
-        return self.cost(phantoms) <= COST
+    def affordable(self, dummies: int) -> bool:
+        return self.cost(dummies) <= COST
 
 
 @dataclass(frozen=True)
 class Count:
-    """The number of phantoms; why, if there are none."""
+    """The number of dummies; why, if there are none."""
 
-    phantoms: int = 0
+    dummies: int = 0
     why: str = ""
 
 
 def count(config: RunConfig, room: Room) -> Count:
-    """The number of phantoms of a configuration, given these public numbers."""
-    chosen = config.evaluation.phantoms
+    """The number of dummies of a configuration, given these public numbers."""
+    chosen = config.evaluation.dummies
     if chosen is not None:
-        return Count(chosen, "" if chosen else "evaluation.phantoms is 0")
+        return Count(chosen, "" if chosen else "evaluation.dummies is 0")
     cheap = room.most(room.affordable)
     if cheap < FEWEST:
         cost = 100 * room.cost(FEWEST)
         return Count(
             0,
-            f"phantoms cost at most {COST:.0%} of the noise by default, and {FEWEST}, which a figure needs, would cost "
-            + (
-                f"{cost:.2g} %; evaluation.phantoms = {FEWEST} adds them anyway" if math.isfinite(cost) else "all of it"
-            ),
+            f"dummies cost at most {COST:.0%} of the noise by default, and {FEWEST}, which a figure needs, would cost "
+            + (f"{cost:.2g} %; evaluation.dummies = {FEWEST} adds them anyway" if math.isfinite(cost) else "all of it"),
         )
-    fit = room.most(lambda phantoms: phantoms <= cheap and room.allows(phantoms))
+    fit = room.most(lambda dummies: dummies <= cheap and room.allows(dummies))
     if fit >= max(FEWEST, room.fewest):
         return Count(fit)
     if fit >= FEWEST:
         return Count(
             0,
-            f"{fit} phantoms fit, and {room.fewest} are needed, so that none takes part more often than a client and no masked "
+            f"{fit} dummies fit, and {room.fewest} are needed, so that none takes part more often than a client and no masked "
             "sum of a public order is without one",
         )
     return Count(
         0,
-        f"masked sums allow {fit} phantoms beside their clients, and a figure needs {FEWEST}: lower "
+        f"masked sums allow {fit} dummies beside their clients, and a figure needs {FEWEST}: lower "
         "secure_aggregation.dropout or corrupt, or raise federation.cohort",
     )
 
 
-def phantoms(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
-    """The phantoms of a federation of these clients, with their coins tossed. units: the number of each client's units.
+def dummies(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
+    """The dummies of a federation of these clients, with their coins tossed. units: the number of each client's units.
 
-    Beside clients, phantoms are separate clients, "phantom-0007". Beside examples or groups, each is an example at a client,
-    "client-0003/phantom-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
+    Beside clients, dummies are separate clients, "dummy-0007". Beside examples or groups, each is an example at a client,
+    "client-0003/dummy-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
     the seed. Neither the coin nor the direction depends on anybody's data.
     """
     kind, seed = kind_of(config), config.federation.seed
-    word = "phantom"
+    word = "dummy"
     while any(name.startswith(f"{word}-") for name in names):
         word = f"{word}_"  # a user's client has this name
-    called = [f"{word}-{number:04d}" for number in range(count.phantoms)]
+    called = [f"{word}-{number:04d}" for number in range(count.dummies)]
     if kind == "client":
         found = [Unit(name, name, ()) for name in called]
     else:
-        hosts = _hosts(count.phantoms, units)
+        hosts = _hosts(count.dummies, units)
         placed = [(names[host], f"{names[host]}/{name}") for host, name in zip(hosts, called, strict=True)]
         found = [Unit(name, client, (Pointing(None, name, seed),)) for client, name in placed]
-    key = hashlib.sha256(f"phantoms of seed {seed}".encode()).digest()
+    key = hashlib.sha256(f"dummies of seed {seed}".encode()).digest()
     coins = np.array([draws(key, unit.name.encode())[1] < 0.5 for unit in found], dtype=bool)
     return AuditPool(
-        kind, tuple(names), (), units=tuple(found), members=coins, why=count.why, of="phantoms", directions=True
+        kind, tuple(names), (), units=tuple(found), members=coins, why=count.why, of="dummies", directions=True
     )
 
 

@@ -1,4 +1,4 @@
-"""Phantoms: audited units that are nobody's data. A private run's membership figure is made of its releases alone.
+"""Dummies: audited units that are nobody's data. A private run's membership figure is made of its releases alone.
 
 Their scores under correlated noise are as powerful as the guarantee allows, and never more.
 """
@@ -25,12 +25,12 @@ from privacy.sampling_and_turns import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.number_of_phantoms import COST, Room, count, phantoms
+from secure_fed.learning.audit_pool.number_of_dummies import COST, Room, count, dummies
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
-from secure_fed.rounds.cohort import phantom_sampler
-from secure_fed.rounds.phantoms import SCORES, Floats, Past, whitened_evidence
+from secure_fed.rounds.cohort import dummy_sampler
+from secure_fed.rounds.dummies import SCORES, Floats, Past, whitened_evidence
 from secure_fed.rounds.server import Server
 from secure_fed.runs import membership
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -52,11 +52,11 @@ PLACES: dict[str, dict[str, Any]] = {
     "distributed": {"privacy.noise": "distributed", **MASKED},
     "hidden": {"privacy.noise": "distributed", "privacy.hidden_cohort": True, **MASKED},
 }
-PHANTOMS: dict[str, Any] = {"evaluation.phantoms": 12}
-OPEN = {**PHANTOMS, "evaluation.audit_unit": "client"}  # without privacy
+DUMMIES: dict[str, Any] = {"evaluation.dummies": 12}
+OPEN = {**DUMMIES, "evaluation.audit_unit": "client"}  # without privacy
 UNITS = {
-    "client": {**CLIENT, **PHANTOMS},
-    "example": {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, **PHANTOMS},
+    "client": {**CLIENT, **DUMMIES},
+    "example": {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, **DUMMIES},
 }
 
 
@@ -66,15 +66,15 @@ def built(settings: dict[str, Any], seed: int = 0, shift: int = 0, sizes: tuple[
     return toys.federation(settings, train=train, entropy=SeededEntropy(seed))
 
 
-def test_in_a_private_run_all_data_train_and_phantoms_are_the_audit_pool() -> None:
-    federation = built({**CLIENT, "evaluation.phantoms": None}, sizes=(2,) * 100)  # as many as their cost allows
+def test_in_a_private_run_all_data_train_and_dummies_are_the_audit_pool() -> None:
+    federation = built({**CLIENT, "evaluation.dummies": None}, sizes=(2,) * 100)  # as many as their cost allows
     assembly = federation.assembly
     assert [len(one.examples) for one in assembly.clients] == [2] * len(assembly.problem.names) == [2] * 100
     assert not assembly.pools["data"].units
-    assert len(assembly.audit_pool.units) == (beside := assembly.protection.phantoms.phantoms) > 20
+    assert len(assembly.audit_pool.units) == (beside := assembly.protection.dummies.dummies) > 20
     assert {unit.examples for unit in assembly.audit_pool.units} == {()}
     found = federation.run().summary
-    assert (found["clients"], found["membership"]["of"]) == (100, "phantoms")
+    assert (found["clients"], found["membership"]["of"]) == (100, "dummies")
     assert found["membership"]["members"] + found["membership"]["non_members"] == beside
     assert 0 <= found["membership"]["auc"] <= 1
 
@@ -94,16 +94,16 @@ def test_the_figure_is_a_function_of_what_was_released(unit: str) -> None:
 
 
 @pytest.mark.parametrize("place", chosen(["none", *PLACES, "example"], ["none", "hidden"]))
-def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
-    """If no phantom is a member, clients, noise and divisor are as in a run without phantoms, and so is the release."""
+def test_dummies_that_do_not_pull_change_nothing(place: str) -> None:
+    """If no dummy is a member, clients, noise and divisor are as in a run without dummies, and so is the release."""
     settings = {"none": {**OPEN, "federation.cohort": 8}, "example": UNITS["example"]}.get(place)
     settings = settings or {**UNITS["client"], **PLACES[place]}
 
     def nobody(*of: Any) -> AuditPool:
-        pool = phantoms(*of)
+        pool = dummies(*of)
         return AuditPool(**{**vars(pool), "members": np.zeros(len(pool.units), dtype=bool)})
 
-    with patch("secure_fed.runs.assembly.phantoms", nobody):
+    with patch("secure_fed.runs.assembly.dummies", nobody):
         beside = built(settings).run().state.tensors
     without = built({name: value for name, value in settings.items() if name not in OPEN})
     alone = without.run().state.tensors
@@ -112,14 +112,14 @@ def test_phantoms_that_do_not_pull_change_nothing(place: str) -> None:
         assert far == 0
     elif place in ("none", "masked", "fixed and masked"):  # a sum of more participants is rounded to another grid
         assert far < 1e-5
-    else:  # shares and grid differ, and with local noise phantoms add noise too
+    else:  # shares and grid differ, and with local noise dummies add noise too
         assert 0 < far < 4 * float((alone - without.assembly.initial.tensors).norm())
 
 
 def sent_by(place: str, *, member: bool, **more: Any) -> list[Tensors]:
-    """The unmasked contributions of one phantom in all rounds."""
+    """The unmasked contributions of one dummy in all rounds."""
     federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8, **more})
-    pool = federation.assembly.pools["phantoms"]
+    pool = federation.assembly.pools["dummies"]
     who = len(federation.assembly.clients) + int(np.flatnonzero(pool.members == member)[0])
     exchanges = private_toys.recorded(federation)
     federation.run()
@@ -137,19 +137,19 @@ def test_a_member_sends_the_clip_norm_along_its_direction_and_any_other_zeros() 
 
 
 @pytest.mark.parametrize("member", [True, False])
-def test_a_phantom_is_not_counted_by_an_adaptive_clip_norm(member: bool) -> None:
+def test_a_dummy_is_not_counted_by_an_adaptive_clip_norm(member: bool) -> None:
     sent = sent_by("central", member=member, **{"privacy.clip_quantile": 0.5})
     assert [float(one.tensor(COUNTER)) for one in sent] == [0.0] * 3
 
 
-def test_with_noise_of_the_clients_own_a_phantom_that_is_no_member_sends_noise_alone() -> None:
+def test_with_noise_of_the_clients_own_a_dummy_that_is_no_member_sends_noise_alone() -> None:
     for one in sent_by("local", member=False):
         assert 0.07 < float(Layout.of(one).flatten(one).std()) < 0.14  # 0.1 = noise multiplier x clip norm
 
 
 @pytest.mark.parametrize("place", chosen(["distributed", "hidden"], ["hidden"]))
 def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
-    """Phantoms bring no shares; the guarantee counts those left if all dropouts and all colluders are clients."""
+    """Dummies bring no shares; the guarantee counts those left if all dropouts and all colluders are clients."""
     federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
     shares, asked = federation.assembly.protection.shares, 16 if place == "hidden" else 4
     assert shares is not None
@@ -176,7 +176,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits_of_the_figure(tmp_path: P
     with pytest.raises(KilledError):
         killed.run(tmp_path / "killed")
     resumed = built(UNITS[unit]).run(tmp_path / "killed", resume=True)
-    pool = killed.assembly.pools["phantoms"]
+    pool = killed.assembly.pools["dummies"]
     np.testing.assert_array_equal(*(membership.kept_scores(one.state, pool) for one in (whole, resumed)))
     assert whole.summary["membership"] == resumed.summary["membership"]
 
@@ -186,13 +186,13 @@ def test_units_of_the_data_are_held_out_where_the_setting_says_so_and_told_apart
     result = federation.run()
     of_data = membership.of_data(federation.assembly, result.state)
     assert of_data is not None
-    assert (of_data["of"], result.summary["membership"]["of"]) == ("data", "phantoms")
+    assert (of_data["of"], result.summary["membership"]["of"]) == ("data", "dummies")
     assert of_data["members"] + of_data["non_members"] == len(federation.assembly.pools["data"].units) > 10
     assert federation.assembly.audit_pool is federation.assembly.pools["data"], "an audit asks about what was asked for"
     assert membership.of_data(built(UNITS["client"]).assembly, federation.assembly.initial) is None
 
 
-def test_without_privacy_phantoms_are_clients_and_no_client_is_held_out() -> None:
+def test_without_privacy_dummies_are_clients_and_no_client_is_held_out() -> None:
     federation = built({**OPEN, "federation.sampling": "poisson", "federation.cohort": 6, "federation.rounds": 6})
     result = federation.run()
     assert len(federation.assembly.clients) == 8
@@ -200,86 +200,86 @@ def test_without_privacy_phantoms_are_clients_and_no_client_is_held_out() -> Non
     assert all(record["train_loss"] is not None for record in result.records if record["cohort"])
 
 
-def test_phantoms_are_called_what_no_client_is_called_and_spread_in_proportion_to_its_examples() -> None:
-    config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}, "evaluation": {"phantoms": 3}})
-    found = phantoms(config, count(config, Room(5, 2.0, 10, 1.0)), ["phantom-0001", "anna"], [1, 1])
-    assert [unit.name for unit in found.units] == ["phantom_-0000", "phantom_-0001", "phantom_-0002"]
+def test_dummies_are_called_what_no_client_is_called_and_spread_in_proportion_to_its_examples() -> None:
+    config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}, "evaluation": {"dummies": 3}})
+    found = dummies(config, count(config, Room(5, 2.0, 10, 1.0)), ["dummy-0001", "anna"], [1, 1])
+    assert [unit.name for unit in found.units] == ["dummy_-0000", "dummy_-0001", "dummy_-0002"]
     config = toys.config(UNITS["example"])
-    found = phantoms(config, count(config, Room(24, 4.0, 10, 1.0)), list("abcd"), [0, 4, 20, 0])
+    found = dummies(config, count(config, Room(24, 4.0, 10, 1.0)), list("abcd"), [0, 4, 20, 0])
     assert [[unit.client for unit in found.units].count(name) for name in "abcd"] == [0, 2, 10, 0]
     assembly = built(UNITS["example"]).assembly
-    assert sum(len(one.phantoms) for one in assembly.clients) == int(assembly.audit_pool.members.sum())
+    assert sum(len(one.dummies) for one in assembly.clients) == int(assembly.audit_pool.members.sum())
 
 
 def test_the_cost_alone_limits_their_number_and_there_are_none_where_too_few_fit() -> None:
     config = RunConfig.from_dict({"privacy": {"unit": "client", "epsilon": 8.0}})
-    assert count(config, Room(5000, 250.0, 24_000, 0.6)).phantoms == 500
-    assert count(config, Room(10**6, 250.0, 24_000, 0.6)).phantoms == 2000
+    assert count(config, Room(5000, 250.0, 24_000, 0.6)).dummies == 500
+    assert count(config, Room(10**6, 250.0, 24_000, 0.6)).dummies == 2000
     for clients in (100, 10, 3):
-        assert count(config, Room(clients, 3.0, 24_000, 0.6)).phantoms == 100
-    assert count(config, Room(100, 60.0, 4 * 10**6, 0.6)).phantoms == 67, "directions of millions of numbers take long"
-    assert count(config, Room(100, 60.0, 10**9, 0.6)).phantoms == 20
+        assert count(config, Room(clients, 3.0, 24_000, 0.6)).dummies == 100
+    assert count(config, Room(100, 60.0, 4 * 10**6, 0.6)).dummies == 67, "directions of millions of numbers take long"
+    assert count(config, Room(100, 60.0, 10**9, 0.6)).dummies == 20
     few = count(config, Room(100, 10.0, 40, 0.6))
-    assert (few.phantoms, "would cost 6.9 %" in few.why) == (0, True), "they would drown the noise of forty numbers"
-    assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).phantoms == 49
-    assert not count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 20)).phantoms
-    assert count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 50)).phantoms == 49
-    asked = config.replace({("evaluation", "phantoms"): 7})
-    assert count(asked, Room(5, 2.0, 10, 0.01)).phantoms == 7
+    assert (few.dummies, "would cost 6.9 %" in few.why) == (0, True), "they would drown the noise of forty numbers"
+    assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).dummies == 49
+    assert not count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 20)).dummies
+    assert count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 50)).dummies == 49
+    asked = config.replace({("evaluation", "dummies"): 7})
+    assert count(asked, Room(5, 2.0, 10, 0.01)).dummies == 7
 
 
 @pytest.mark.parametrize("place", ["masked", "fixed and masked", "distributed", "hidden"])
 def test_masked_sums_have_as_many_as_their_terms_allow(place: str) -> None:
-    """By default a run has the most phantoms with which it can be built; each costs no noise share more than a hundredth."""
-    settings = {**CLIENT, **PLACES[place], "evaluation.phantoms": None, "privacy.noise_multiplier": 30.0}
+    """By default a run has the most dummies with which it can be built; each costs no noise share more than a hundredth."""
+    settings = {**CLIENT, **PLACES[place], "evaluation.dummies": None, "privacy.noise_multiplier": 30.0}
     settings |= {"secure_aggregation.corrupt": 0.05, "secure_aggregation.dropout": 0.05}
     federation = built(settings, sizes=(4,) * 40)
-    found, shares = federation.assembly.protection.phantoms.phantoms, federation.assembly.protection.shares
-    alone = built({**settings, "evaluation.phantoms": 0}, sizes=(4,) * 40).assembly.protection.shares
+    found, shares = federation.assembly.protection.dummies.dummies, federation.assembly.protection.shares
+    alone = built({**settings, "evaluation.dummies": 0}, sizes=(4,) * 40).assembly.protection.shares
     if shares is not None and alone is not None:
         assert found == 0 or alone.shares / shares.shares - 1 <= COST
     if place != "hidden":
         assert 20 <= found <= 100
     if 0 < found < 100:
         with pytest.raises(ConfigError) if shares is None else nullcontext():
-            built({**settings, "evaluation.phantoms": found + 1}, sizes=(4,) * 40)
+            built({**settings, "evaluation.dummies": found + 1}, sizes=(4,) * 40)
 
 
 @given(st.integers(2, 60), st.integers(1, 60), st.integers(1, 120))
 def test_beside_cohorts_of_fixed_size_they_take_part_no_more_often_than_a_client(
-    clients: int, size: int, phantoms: int
+    clients: int, size: int, dummies: int
 ) -> None:
     cohorts = FixedSize(clients, min(size, clients))
-    beside = phantom_sampler(cohorts, phantoms)
+    beside = dummy_sampler(cohorts, dummies)
     assert beside is not None
-    assert beside.rate <= cohorts.rate or phantoms * cohorts.rate < 1
+    assert beside.rate <= cohorts.rate or dummies * cohorts.rate < 1
     assert beside.expected >= 1
 
 
 def test_so_few_that_each_would_take_part_more_often_than_a_client_are_refused() -> None:
-    settings = {**CLIENT, "federation.sampling": "fixed", "evaluation.phantoms": 9}
-    with refused(ConfigError, "evaluation.phantoms"):
+    settings = {**CLIENT, "federation.sampling": "fixed", "evaluation.dummies": 9}
+    with refused(ConfigError, "evaluation.dummies"):
         built(settings, sizes=(2,) * 40)
-    assert built({**settings, "evaluation.phantoms": 10}, sizes=(2,) * 40).assembly.protection.beside == 1
+    assert built({**settings, "evaluation.dummies": 10}, sizes=(2,) * 40).assembly.protection.beside == 1
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_the_cost_is_the_variance_that_phantoms_add(local: bool) -> None:
-    """By simulation: the variance that phantoms add to one coordinate of a sum of zeros, over the noise without phantoms."""
-    clients, cohort, numbers, z, phantoms_, rounds = 400, 100, 50, 0.3, 80, 40_000
+def test_the_cost_is_the_variance_that_dummies_add(local: bool) -> None:
+    """By simulation: the variance that dummies add to one coordinate of a sum of zeros, over the noise without dummies."""
+    clients, cohort, numbers, z, dummies_, rounds = 400, 100, 50, 0.3, 80, 40_000
     room, rng = Room(clients, cohort, numbers, z, local), np.random.default_rng(0)
-    pulling = rng.binomial(phantoms_ // 2, cohort / clients, rounds)
+    pulling = rng.binomial(dummies_ // 2, cohort / clients, rounds)
     sums = rng.normal(size=rounds) * np.sqrt(pulling / numbers)
     noise = z**2 * cohort if local else z**2
-    beside = z**2 * phantoms_ * cohort / clients if local else 0.0
-    assert room.cost(phantoms_) == pytest.approx((sums.var() + beside) / noise, rel=0.05)
+    beside = z**2 * dummies_ * cohort / clients if local else 0.0
+    assert room.cost(dummies_) == pytest.approx((sums.var() + beside) / noise, rel=0.05)
     assert math.isinf(Room(clients, cohort, numbers, 0.0, local).cost(1))
     assert room.cost(10) > COST > 0
 
 
-def test_what_phantoms_cannot_be_is_refused() -> None:
-    for settings in (PHANTOMS, {**OPEN, "federation.weighting": "examples"}):
-        with refused(ConfigError, "evaluation.phantoms"):
+def test_what_dummies_cannot_be_is_refused() -> None:
+    for settings in (DUMMIES, {**OPEN, "federation.weighting": "examples"}):
+        with refused(ConfigError, "evaluation.dummies"):
             toys.config(settings)
 
 
@@ -340,12 +340,12 @@ def test_a_lost_round_is_no_turn_and_moves_the_rows_after_it() -> None:
     )
 
 
-def test_a_run_scores_its_phantoms_by_the_rows_of_all_its_releases() -> None:
+def test_a_run_scores_its_dummies_by_the_rows_of_all_its_releases() -> None:
     """The reference multiplies all releases by C at once."""
-    built = in_turn.federation({**in_turn.BANDED, "evaluation.phantoms": 12})
+    built = in_turn.federation({**in_turn.BANDED, "evaluation.dummies": 12})
     _, watched = in_turn.of_zeros(built)
     found = built.run().state.memory.tensor(SCORES).numpy()
-    pool, plan, server = built.assembly.pools["phantoms"], built.assembly.protection.plan, built.assembly.server
+    pool, plan, server = built.assembly.pools["dummies"], built.assembly.protection.plan, built.assembly.server
     assert plan is not None
     means = [one["change"] for one, _ in watched.seen]
     c = dense(plan.correlation, len(means))
