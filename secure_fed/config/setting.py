@@ -113,5 +113,5 @@ def limits_in_words(setting: Setting) -> str:
 
 
 def _shown(choice: Any) -> str:
-    """A choice as TOML has it."""
-    return str(choice).lower() if isinstance(choice, bool) else str(choice)
+    """A choice as TOML has it; an empty word in quotes."""
+    return str(choice).lower() if isinstance(choice, bool) else str(choice) or "''"
