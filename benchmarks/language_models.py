@@ -16,9 +16,9 @@ train.jsonl.gz and test.jsonl.gz of `text` and `answer`. The dialogues are those
 LoRA has rank 8 and is on all linear layers. The first three train on 512 dialogues, drawn from 1,600 with repetition, or on
 256 of 800 rows of gsm8k: without privacy in steps of 8, or of 16 (2 of each silo) in a federation, by AdamW at the method's
 default rate; under privacy in 8 steps of 64, or 4, by plain gradient descent with momentum .5 at the server, since AdamW
-divides each number by a size that is mostly noise. Its rates are the better of `RATES` after 4 steps at epsilon 8 (`--only
-search`, on other dialogues; charged to no epsilon; 3.0 was tried with fedlora alone, whose loss rose to 18.9). A client trains
-one step on its conversation, with the same optimiser and rate.
+divides each number by a size that is mostly noise. Its rates are the best of `RATES` after 4 steps at epsilon 8 (`--only
+search`, on other dialogues; charged to no epsilon). A client trains one step on its conversation, with the same optimiser and
+rate.
 
 Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Membership:
 how much the loss of each of 96 trained rows fell, against that of the test rows. Canaries are conversations about a made-up
@@ -59,7 +59,7 @@ HOWS = ("search", "pooled", "alone", "silos", "noise", "clients")
 DATA, METHODS, EPSILONS = ("dialogues", "gsm8k"), ("fedlora", "ffa_lora", "federa", "fra_lora"), (math.inf, 8.0, 3.0)
 SILOS, BATCH = 8, 8
 EACH, ROUNDS, LONGEST = ({"dialogues": one, "gsm8k": two} for one, two in ((200, 100), (8, 4), (112, 144)))
-RATES = (0.3, 1.0)
+RATES = (0.3, 1.0, 3.0)
 POPULATION, COHORTS, OF_CLIENTS = 3000, (50, 100, 200), (8.0, 3.0, 1.0)
 TESTED, DELTA = 96, 1e-5
 ONCE, OFTEN, TIMES = 4, 4, 8  # canaries that occur once, canaries that occur `TIMES` times

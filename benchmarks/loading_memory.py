@@ -1,4 +1,4 @@
-"""Host memory of loading a language model, in each type and number of bits, beside plain transformers.
+"""Host memory of loading and training a language model, in each type and number of bits, beside plain transformers and PEFT.
 
     python benchmarks/loading_memory.py MODEL [--rows 4] [--only float32]
 
@@ -6,7 +6,7 @@ MODEL: the folder of a causal language model. Each way loads it in a process of 
 model has been loaded. Printed, in MiB: the bytes of the weights (with their scales, where they are quantised); the anonymous
 memory that loading adds at its peak, read every few milliseconds, without the tokenizer's (RssAnon: without pages of the file,
 which the system drops when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of 128 tokens
-by LoRA of rank 8: the same peak (0 rows: no pass, which takes minutes in bfloat16 on a processor without units for it).
+by LoRA of rank 8, ours or PEFT's: the same peak (0 rows: no pass, which takes minutes in bfloat16 on a processor without units for it).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def watched(found: list[float]) -> Iterator[None]:
 
 
 def child(model: str, whose: str, dtype: str, bits: str, rows: int) -> dict[str, float]:
+    import peft
     import torch
     import transformers
 
@@ -87,7 +88,10 @@ def child(model: str, whose: str, dtype: str, bits: str, rows: int) -> dict[str,
     tensors = [*loaded.parameters(), *quantised.scales(loaded).values()]
     weights = sum(one.numel() * one.element_size() for one in tensors) / 2**20
     held.clear()
-    LoraAdapter(target_modules="all-linear").inject(loaded, (), 0)
+    if whose == "ours":
+        LoraAdapter(target_modules="all-linear").inject(loaded, (), 0)
+    else:
+        loaded = peft.get_peft_model(loaded, peft.LoraConfig(r=8, target_modules="all-linear"))
     with watched(peaks):
         if rows:
             ids = torch.randint(0, 1000, (rows, 128))
