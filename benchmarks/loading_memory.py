@@ -4,9 +4,10 @@
 
 MODEL: the folder of a causal language model. Each way loads it in a process of its own, after the imports and after a small
 model has been loaded. Printed, in MiB: the bytes of the weights (with their scales, where they are quantised); the anonymous
-memory that loading adds at its peak, read every few milliseconds, without the tokenizer's (RssAnon: without pages of the file,
-which the system drops when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of 128 tokens
-by LoRA of rank 8, ours or PEFT's: the same peak (0 rows: no pass, which takes minutes in bfloat16 on a processor without units for it).
+memory that loading adds at its peak, read every few milliseconds, without the tokenizer's (RssAnon: without pages of the
+file, which the system drops when it needs them); and what stays. Then one forward and backward pass over `--rows` texts of
+128 tokens by LoRA of rank 8, ours or PEFT's: the same peak (0 rows: no pass, which takes minutes in bfloat16 on a processor
+without units for it).
 """
 
 from __future__ import annotations
