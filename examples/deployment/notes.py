@@ -1,6 +1,6 @@
-"""Data files for trying a federation: the built-in notes, a part for each member, and a test set.
+"""Data files for trying a federation on many machines: the built-in notes, a part for each member, and a test set.
 
-python examples/deployment/notes.py DIR [MEMBERS [NOTES_OF_EACH]]
+python examples/deployment/notes.py DIR [MEMBERS]
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ EACH, TEST = 600, 500
 
 def main() -> None:
     folder, members = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 4
-    each = int(sys.argv[3]) if len(sys.argv) > 3 else EACH
     folder.mkdir(parents=True, exist_ok=True)
-    rows = notes.generate(each * members, seed=0, split="train")
+    rows = notes.generate(EACH * members, seed=0, split="train")
     for member in range(members):
         write(folder / f"notes-{member + 1}.jsonl", rows, range(member, len(rows), members))
     test = notes.generate(TEST, seed=0, split="test")
