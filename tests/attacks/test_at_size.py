@@ -1,6 +1,6 @@
 """The sanity tests of audits at a meaningful size: the built-in model, hundreds of units, several runs.
 
-`make weekly` runs them and prints their figures; docs/audit.md shows one such run.
+`make weekly` runs them and prints their figures; docs/audit_measured.md shows one such run.
 """
 
 from __future__ import annotations
