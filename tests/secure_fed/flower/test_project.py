@@ -113,7 +113,7 @@ def test_a_superlink_of_this_machine_is_taken(host: str) -> None:
 def test_the_command(tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
     init = ["flower", "init", str(tmp_path / "app"), "--coordinator", str(coordinator)]
     assert main([*init, "--insecure"]) == 0
-    assert f"flwr run '{tmp_path / 'app'}' secure-fed --stream" in capsys.readouterr().out
+    assert f"secure-fed flower run {tmp_path / 'app'}" in capsys.readouterr().out
     for wrong, sentence in {
         "": "is not empty",
         "--insecure --root-certificates /ca.pem": "leave one of them out",
