@@ -20,7 +20,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import tempfile
 import tomllib
 from contextlib import suppress
@@ -30,7 +29,7 @@ from pathlib import Path
 from secure_fed import __version__
 from secure_fed.deployment.home import ENDED, RUN
 from secure_fed.errors import UsageError, plainly
-from secure_fed.flower.supernode import FlowerError, UntrustedError
+from secure_fed.flower.supernode import FlowerError, UntrustedError, environment
 
 CONNECTION, KEYS = "secure-fed", "supernodes"
 SUPERLINK = "127.0.0.1:8000"
@@ -133,11 +132,10 @@ def run(folder: Path) -> str:
         _require_reachable(link["address"], link.get("root-certificates"), insecure=link.get("insecure", False))
         for key in sorted((folder / KEYS).glob("*.pub")):
             _flwr(folder, "supernode", "register", str(key), CONNECTION)  # refused if it is registered
+        (coordinator / ENDED).unlink(missing_ok=True)
         listed = _flwr(folder, "ls", CONNECTION, "--format", "json")
         runs = json.loads(listed[listed.index("{") :])["runs"] if "{" in listed else []
         going = [one["run-id"] for one in runs if not one["status"].startswith("finished")]
-        if not going:
-            (coordinator / ENDED).unlink(missing_ok=True)
         _flwr(folder, *(["log", going[0], CONNECTION] if going else ["run", str(folder), CONNECTION, "--stream"]))
     status, sentence = _outcome(coordinator)
     if status != 0:
@@ -178,16 +176,9 @@ def _require_reachable(address: str, authority: str | None, *, insecure: bool) -
 
 def _flwr(folder: Path, *words: str) -> str:
     """The output of a command of `flwr` about this project; that of a command about its run goes to the terminal instead."""
-    beside = str(Path(sys.executable).parent)
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([beside, os.environ.get("PATH", "")]),
-        "FLWR_HOME": str(folder / ".flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-    }
+    env = environment(FLWR_HOME=str(folder / ".flwr"))
     kept = subprocess.PIPE if words[0] in ("ls", "supernode") else None
-    done = subprocess.run(["flwr", *words], stdout=kept, stderr=kept, env=environment, text=True, check=False)
+    done = subprocess.run(["flwr", *words], stdout=kept, stderr=kept, env=env, text=True, check=False)
     return done.stdout or ""
 
 

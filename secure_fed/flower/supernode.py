@@ -161,17 +161,13 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     port = link.port or _free_port()
     log = folder / LOG
     tail = Tail(log)
-    beside = os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    )  # Flower starts further processes itself
-    environment = {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with open(log, "ab", opener=private) as output:
         process = subprocess.Popen(
             link.command(agent, port),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=environment(),
             start_new_session=True,
         )
     told = ""
@@ -186,6 +182,12 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     finally:
         ended(process, group=True)
     return _judged(tail.read(), link, port, log, connected=told == "connected")
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of Flower's commands, which start further ones of this installation and report to nobody."""
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **more}
 
 
 def _state(text: str) -> str:

@@ -41,7 +41,6 @@ CONFIG = RunConfig.from_dict(
         "training": {"batch_size": 4, "steps": STEPS},
         "method": {"name": "ffa_lora", "rank": 1, "target_modules": ["query"]},
         "privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1},
-        "secure_aggregation": {"enabled": True, "dropout": 0.0},
     }
 )
 WAIT = 10.0  # seconds before a restart
@@ -109,7 +108,7 @@ def deployed(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]
         project = write_project(tmp / "app", party.folder, Connection(link.address, link.certificate))
         settings = project / "pyproject.toml"
         own = settings.read_text().replace("secure_fed.flower.coordinator_app", "tests.secure_fed.flower.held_app")
-        settings.write_text(re.sub("deadline = [0-9]+", "deadline = 300", own))
+        settings.write_text(re.sub("deadline = [0-9]+", "deadline = 150", own))
         for node in range(len(PARTS)):
             shutil.copy(link.key(node).with_suffix(".pub"), project / KEYS)
         yield Deployment(link, party, project, holds)
@@ -172,9 +171,9 @@ class Spent:
         )
 
 
-# The rounds that have a sum: a node that lost its agent, and a coordinator, miss the round in which they were killed.
+# The rounds that have a sum.
 SUMS = {
-    "agent": [False, False, True],
+    "agent": [True, True, True],
     "SuperNode": [True, True, True],
     "coordinator": [False, False, True],
     "SuperLink": [False, False, True],
@@ -187,10 +186,11 @@ def test_the_run_ends_and_every_step_is_charged_once_whatever_is_killed(
 ) -> None:
     """Killed three times in one deployment: before the first sum, in the middle of the second round, after the last sum.
 
-    The agent is killed in the first step of a round's training, once that is charged, and before it has its noise.
+    Processes of a node are killed in the middle of its training: all of the round's steps are charged, and one is being made.
     """
     name = f"node-{VICTIM}"
-    instants = [f"{name} 0", f"{name} 1", "end"] if process == "agent" else ["0 mask", "1 unmask", "end"]
+    of_node = process in ("agent", "SuperNode")
+    instants = [f"{name} 0", f"{name} 1", "end"] if of_node else ["0 train", "1 answered", "end"]
     with deployed(tmp_path, monkeypatch) as at:
         at.holds.ask(*instants)
         at.begin()
@@ -223,7 +223,7 @@ def test_a_certificate_keys_and_a_database_come_back(
         link.kill_process("superlink")
         certificates(link.folder, HOST, -timedelta(days=3))
         link.start_superlink()
-        at.holds.ask("1 mask")
+        at.holds.ask("1 train")
         link.conduct(at.project)
         for node in range(len(PARTS)):
             link.start(node)
@@ -234,7 +234,7 @@ def test_a_certificate_keys_and_a_database_come_back(
         link.kill_process("superlink")
         documented_certificates(link.folder)
         link.start_superlink()
-        at.until(lambda: at.holds.reached("1 mask"))
+        at.until(lambda: at.holds.reached("1 train"))
 
         link.kill_process("superlink")
         for file in link.folder.glob("superlink.db*"):
@@ -244,7 +244,7 @@ def test_a_certificate_keys_and_a_database_come_back(
         shutil.copy(link.key(0).with_suffix(".pub"), at.project / KEYS)
         link.start_superlink()
         link.start(0)
-        at.holds.let_go("1 mask")
+        at.holds.let_go("1 train")
         at.until(at.ended)
         assert {("conductor", 1), ("node-0", 7), ("node-1", 7), ("node-2", 7)} <= set(at.again)
         assert at.rounds() == [True, False, True]
