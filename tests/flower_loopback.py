@@ -204,7 +204,7 @@ class Loopback:
             start_new_session=True,
         )
 
-    def _await(self, name: str, ready: Callable[[], bool], seconds: float = 120) -> None:
+    def _await(self, name: str, ready: Callable[[], bool], seconds: float = 400) -> None:
         until = time.monotonic() + seconds
         while not ready():
             assert self._processes[name].poll() is None, f"{name} ended\n{self.outputs()}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from privacy.entropy import Floats, OwnStream, Stream, SystemEntropy
 from secure_fed.commands.cli import main
-from secure_fed.deployment import agent, node
+from secure_fed.deployment import agent
 from tests.secure_fed.flower import held
 
 DRAWN, PID = "drawn", "agent.pid"
@@ -46,6 +46,8 @@ class CountedEntropy(SystemEntropy):
 if __name__ == "__main__":
     role, *given = sys.argv[1:]
     if role == "agent":
+        from secure_fed.deployment import node  # it loads torch, which the other role does not need
+
         home = Path(given[0])
         (home / PID).write_text(str(os.getpid()))
         node.Node = partial(node.Node, entropy=CountedEntropy(home))  # type: ignore[misc,assignment]
