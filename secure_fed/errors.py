@@ -12,9 +12,10 @@
         ├── OwnLoopError          a training loop of the user's own that breaks a condition of its guarantee
         └── RunDirectoryError     a run directory that is missing, taken, foreign, damaged or unwritable from the start
 
-Narrower exceptions stand beside the code that raises them. Errors of `privacy` (privacy/errors.py) have exit status 1 or 2
-likewise, and 3 when a budget is exhausted. Every message is one sentence that names the value, the limit and the setting to
-change; a `ConfigError` about a setting has these three as attributes too.
+Narrower exceptions stand beside the code that raises them; two of them have exit statuses of their own, 6 and 7
+(flower/supernode.py). Errors of `privacy` (privacy/errors.py) have exit status 1 or 2 likewise, and 3 when a budget is
+exhausted. Every message is one sentence that names the value, the limit and the setting to change; a `ConfigError` about a
+setting has these three as attributes too.
 """
 
 from __future__ import annotations

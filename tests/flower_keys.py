@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -33,6 +34,15 @@ def certificates(folder: Path, host: str, ahead: timedelta = timedelta()) -> Non
         (folder / name).write_bytes(made.sign(authority, hashes.SHA256()).public_bytes(Encoding.PEM))
     key = server.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     (folder / "server.key").write_bytes(key)
+
+
+def documented_certificates(folder: Path) -> None:
+    """Write them by the commands of docs/deployment.md, as they stand there."""
+    page = Path(__file__).resolve().parents[1] / "docs" / "deployment.md"
+    lines = [line.strip() for line in page.read_text(encoding="utf-8").splitlines()]
+    recipe = [line for line in lines if line.startswith("openssl ")]
+    assert len(recipe) == 4
+    subprocess.run(["sh", "-ec", "\n".join(recipe)], cwd=folder, check=True, capture_output=True)
 
 
 def auth_keys(path: Path) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from secure_fed.deployment.relay import SOCKET
 from secure_fed.flower.supernode import LOG
-from tests.flower_keys import auth_keys, certificates
+from tests.flower_keys import auth_keys, certificates, documented_certificates
 from tests.flower_proxy import Recording, recording
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,7 +98,11 @@ class Loopback:
 
     def alive(self, node: int) -> bool:
         """Whether a node's first process runs."""
-        return self._processes[f"node-{node}"].poll() is None
+        return self.status(f"node-{node}") is None
+
+    def status(self, name: str) -> int | None:
+        """The exit status of the first process of "conductor" or "node-3"; None while it runs, and before it is started."""
+        return self._processes[name].poll() if name in self._processes else None
 
     def kill_process(self, name: str) -> None:
         """Kill the process group of "superlink" or "node-3"."""
@@ -129,6 +133,12 @@ class Loopback:
         self._processes[f"user-run-{process.pid}"] = process
         return process
 
+    def conduct(self, project: Path) -> subprocess.Popen[bytes]:
+        """Start or resume the run of a project of `flower init`, as the coordinator's unit does."""
+        command = [sys.executable, "-m", "secure_fed", "flower", "run", str(project)]
+        self._start("conductor", command)
+        return self._processes["conductor"]
+
     def statuses(self) -> list[str]:
         """Flower's status of each run so far, the latest first."""
         process = self._open("user", ["flwr", "ls", CONNECTION, "--format", "json"], subprocess.PIPE)
@@ -157,7 +167,7 @@ class Loopback:
         """Write keys, certificates and the connection that `flwr` uses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.tls:
-            certificates(self.folder, HOST, self.ahead)
+            certificates(self.folder, HOST, self.ahead) if self.ahead else documented_certificates(self.folder)
         for node in range(len(self.homes)) if self.auth else ():
             auth_keys(self.key(node))
         user = self.folder / "user"
@@ -194,7 +204,7 @@ class Loopback:
             start_new_session=True,
         )
 
-    def _await(self, name: str, ready: Callable[[], bool], seconds: float = 120) -> None:
+    def _await(self, name: str, ready: Callable[[], bool], seconds: float = 400) -> None:
         until = time.monotonic() + seconds
         while not ready():
             assert self._processes[name].poll() is None, f"{name} ended\n{self.outputs()}"

@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 link="127.0.0.1:${2:-8000}"
-export FLWR_HOME="$dir/app/.flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 started=""
 trap 'kill $started 2>/dev/null || true; wait' EXIT
 trap 'exit 130' INT TERM
@@ -34,7 +34,7 @@ for n in 1 2 3 4; do
     started="$started $!"
 done
 until python -c "import socket; socket.create_connection(('127.0.0.1', ${link#*:}), 1)" 2>/dev/null; do sleep 1; done
-flwr run app secure-fed --stream
+secure-fed flower run app
 
 secure-fed node status node-1
 secure-fed export coordinator/run adapter

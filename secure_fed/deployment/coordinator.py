@@ -35,6 +35,7 @@ from secure_fed.deployment.home import (
     CHARTER,
     COORDINATOR,
     COORDINATOR_KEY,
+    ENDED,
     MEMBERS_TOML,
     RUN,
     CoordinatorHome,
@@ -113,7 +114,8 @@ def found(folder: Path, config: RunConfig, members: Sequence[Member], name: str)
     )
     _require_worth(charter, paths)
     atomic_write(folder / COORDINATOR, own_toml, private=True)
-    (folder / BEGUN).unlink(missing_ok=True)
+    for earlier in (BEGUN, ENDED):
+        (folder / earlier).unlink(missing_ok=True)
     atomic_write(folder / CHARTER, charter.signed(identity))
     atomic_write(folder / MEMBERS_TOML, members_toml(charter))
     return charter

@@ -12,6 +12,7 @@ coordinator    coordinator.toml   its test data and other settings of its own
                charter.json       signed: the members, and the terms of the run
                members.toml       their fingerprints, for the owners to compare and to put into their policies
                run/               the run directory
+               ended.json         how the latest process that conducted the run ended: its exit status, and a sentence
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ JOURNAL, STRANGERS = "journal.jsonl", "strangers.jsonl"
 COORDINATOR, COORDINATOR_KEY, CHARTER = "coordinator.toml", "coordinator.key", "charter.json"
 MEMBERS_TOML = "members.toml"
 RUN, BEGUN = "run", "begun"  # the run directory, and the number of rounds begun
+ENDED = "ended.json"
 BUDGET = ("ledger", "data_set", "unit_name", "ledger_heads")  # of [privacy], and kept on the coordinator's machine
 _BUDGET_FILES = ("ledger", "ledger_heads")
 _FINGERPRINT = re.compile("[0-9a-f]{4}(-[0-9a-f]{4}){9}")

@@ -27,6 +27,12 @@ class AgentError(UsageError):
     """The agent cannot start."""
 
 
+class HeldError(AgentError):
+    """Another process holds the node's folder, for now."""
+
+    exit_code = 1
+
+
 class NoAgent(EnvelopeError):  # noqa: N818 - named for the missing process
     """The node's agent cannot be reached."""
 
@@ -92,9 +98,7 @@ def held(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise AgentError(
-                f"another agent holds {folder}, or `secure-fed node release` does: end it first"
-            ) from error
+            raise HeldError(f"another agent holds {folder}, or `secure-fed node release` does: end it first") from error
         yield
     finally:
         os.close(lock)

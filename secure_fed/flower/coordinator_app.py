@@ -5,13 +5,16 @@
     wait           seconds to wait for members before a round begins
     too-few        "wait" or "lose": the action if they are too few after that
 
-The run's messages are printed line by line; `flwr run --stream` shows them. A run that fails ends with one sentence.
+The run's messages are printed line by line; `flwr run --stream` shows them. A run that fails ends with one sentence, which the
+coordinator's folder keeps with its exit status (ended.json), since Flower keeps neither.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,10 @@ from flwr.serverapp import Grid, ServerApp
 from privacy.errors import PrivacyError
 from protocols.errors import ProtocolError
 from secure_fed.deployment.coordinator import Settings, conduct
+from secure_fed.deployment.home import ENDED
 from secure_fed.errors import ConfigError, SecureFedError
 from secure_fed.flower.carrier import GridCarrier
+from secure_fed.runs.durable import atomic_write
 
 app = ServerApp()
 
@@ -37,10 +42,23 @@ def main(grid: Grid, context: Context) -> None:
     """Run the federation of the coordinator's folder, or resume it. RunFailed, logged without a stack trace."""
     try:
         folder, settings = of_run_config(context.run_config)
-        conduct(folder, GridCarrier(grid), settings, partial(print, flush=True))
+        try:
+            conduct(folder, GridCarrier(grid), settings, partial(print, flush=True))
+        except (SecureFedError, PrivacyError, ProtocolError, OSError) as error:
+            note_end(folder, getattr(error, "exit_code", 1), str(error))
+            raise
+        note_end(folder, 0, "")
     except (SecureFedError, PrivacyError, ProtocolError, OSError) as error:
         logging.getLogger("flwr").addFilter(in_one_sentence)
         raise RunFailed(str(error)) from error
+
+
+def note_end(folder: Path, status: int, sentence: str) -> None:
+    """Keep how the run ended, for the process that started it (`project.run`)."""
+    with suppress(
+        SecureFedError, OSError
+    ):  # a full disk, a folder that is not there: the run is resumed, and ends again
+        atomic_write(folder / ENDED, json.dumps({"status": status, "sentence": sentence}), private=True)
 
 
 def of_run_config(given: Mapping[str, Any]) -> tuple[Path, Settings]:

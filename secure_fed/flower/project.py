@@ -1,7 +1,8 @@
-"""A ready Flower project for the federation of a coordinator's folder.
+"""A ready Flower project for the federation of a coordinator's folder, and its run (`run`).
 
     pyproject.toml       names the two apps, both of the installed secure-fed, and the coordinator's folder
     README.md            the commands
+    supernodes/          the public keys of the members' SuperNodes, which `run` registers
     nginx.conf           a proxy in front of the SuperLink that lets nodes through, and nobody to its other interfaces
     .flwr/config.toml    the connection that `flwr run` uses, if FLWR_HOME is the folder .flwr
 
@@ -16,15 +17,21 @@ import ipaddress
 import json
 import os
 import shutil
+import socket
+import ssl
+import subprocess
 import tempfile
+import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from secure_fed import __version__
+from secure_fed.deployment.home import ENDED, RUN
 from secure_fed.errors import UsageError, plainly
+from secure_fed.flower.supernode import FlowerError, UntrustedError, environment
 
-CONNECTION = "secure-fed"
+CONNECTION, KEYS = "secure-fed", "supernodes"
 SUPERLINK = "127.0.0.1:8000"
 PROXY = Path(__file__).with_name("nginx.conf")  # in front of SUPERLINK
 BUNDLED = ("README.md",)  # and pyproject.toml, which Flower adds
@@ -80,6 +87,7 @@ def write_project(folder: Path, coordinator: Path, connection: Connection) -> Pa
             for name, text in files.items():
                 (made / name).parent.mkdir(exist_ok=True)
                 (made / name).write_text(text, encoding="utf-8")
+            (made / KEYS).mkdir()
             os.replace(made, folder)
         except BaseException:
             shutil.rmtree(made, ignore_errors=True)
@@ -99,15 +107,79 @@ def contents(coordinator: Path, connection: Connection) -> dict[str, str]:
             folder=_toml(coordinator),
             bundled=json.dumps(list(BUNDLED)),
         ),
-        "README.md": _README.format(connection=CONNECTION, port=connection.superlink.rpartition(":")[2]),
+        "README.md": _README.format(port=connection.superlink.rpartition(":")[2]),
         "nginx.conf": PROXY.read_text(encoding="utf-8").replace(SUPERLINK, connection.superlink),
         ".flwr/config.toml": f'[superlink]\ndefault = "{CONNECTION}"\n\n{table}',
     }
 
 
-def run_command(folder: Path) -> str:
-    """The command that starts a run of the project, or resumes it."""
-    return f"FLWR_HOME='{folder / '.flwr'}' flwr run '{folder}' {CONNECTION} --stream"
+def run(folder: Path) -> str:
+    """Start the project's run, or resume it, and show its output until it ends. Returns the folder of the result.
+
+    Every key in `supernodes` is registered first, so that a SuperLink that lost its database knows its nodes again. A run that
+    goes on is not started a second time. FlowerError with the exit status of the coordinator's error, as its app noted it
+    (`coordinator_app`); with status 1 where it noted none: it was killed, or cannot be reached, and the same command resumes.
+    """
+    with plainly(FlowerProjectError, f"{folder} cannot be used", "give the folder of `secure-fed flower init`"):
+        app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        link = tomllib.loads((folder / ".flwr/config.toml").read_text(encoding="utf-8"))["superlink"][CONNECTION]
+        coordinator = Path(app["config"]["coordinator"])
+    if not coordinator.is_dir():
+        raise FlowerProjectError(
+            f"{coordinator} is not there: run on the SuperLink's machine, as the user of that folder"
+        )
+    if _outcome(coordinator)[0] != 0:
+        _require_reachable(link["address"], link.get("root-certificates"), insecure=link.get("insecure", False))
+        for key in sorted((folder / KEYS).glob("*.pub")):
+            _flwr(folder, "supernode", "register", str(key), CONNECTION)  # refused if it is registered
+        (coordinator / ENDED).unlink(missing_ok=True)
+        listed = _flwr(folder, "ls", CONNECTION, "--format", "json")
+        runs = json.loads(listed[listed.index("{") :])["runs"] if "{" in listed else []
+        going = [one["run-id"] for one in runs if not one["status"].startswith("finished")]
+        _flwr(folder, *(["log", going[0], CONNECTION] if going else ["run", str(folder), CONNECTION, "--stream"]))
+    status, sentence = _outcome(coordinator)
+    if status != 0:
+        failed = FlowerError(sentence)
+        failed.exit_code = status
+        raise failed
+    return f"the run has ended: {coordinator / RUN}"
+
+
+def _outcome(coordinator: Path) -> tuple[int, str]:
+    """Exit status and sentence of the latest run of the coordinator's app."""
+    try:
+        found = json.loads((coordinator / ENDED).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return (
+            1,
+            "the coordinator's app came to no end: it was killed, or its SuperLink was stopped; run again, which resumes",
+        )
+    return int(found["status"]), str(found["sentence"])
+
+
+def _require_reachable(address: str, authority: str | None, *, insecure: bool) -> None:
+    """FlowerError unless a SuperLink listens there; UntrustedError if its certificate is refused, which `flwr` does not say."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as reached:
+            if not insecure:
+                ssl.create_default_context(cafile=authority).wrap_socket(reached, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        raise UntrustedError(
+            f"the certificate of {address} is refused by {authority or 'the system'}: {error.verify_message}; renew it, and "
+            "restart SuperLink and proxy"
+        ) from error
+    except OSError as error:
+        raise FlowerError(f"the SuperLink at {address} does not answer: {error}; start it, and run again") from error
+
+
+def _flwr(folder: Path, *words: str) -> str:
+    """The output of a command of `flwr` about this project; that of a command about its run goes to the terminal instead."""
+    env = environment(FLWR_HOME=str(folder / ".flwr"))
+    kept = subprocess.PIPE if words[0] in ("ls", "supernode") else None
+    done = subprocess.run(["flwr", *words], stdout=kept, stderr=kept, env=env, text=True, check=False)
+    return done.stdout or ""
 
 
 def _is_here(host: str) -> bool:
@@ -163,9 +235,10 @@ On each node's machine, under two users, since the second runs whatever app the 
     secure-fed node connect FOLDER --agent /run/secure-fed/agent.sock --superlink PROXY:443 \\
         --root-certificates ca.pem --auth-key node.key
 
-Then, in this folder, and again after whatever interrupted it:
+The public key of each node, node.key.pub, belongs into the folder supernodes/. Then, in this folder, and again after whatever
+interrupted it:
 
-    FLWR_HOME=$PWD/.flwr flwr run . {connection} --stream
+    secure-fed flower run .
 
 Only this file and pyproject.toml are sent to the nodes. A setting of pyproject.toml changes for one run by
 `--run-config 'deadline=60'`.

@@ -8,6 +8,7 @@ one user, for trials. The SuperNode's output goes to flower.log; a failure to co
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -36,6 +37,18 @@ _AGAIN = 5.0  # seconds before a SuperNode that lost its SuperLink is started ag
 
 class FlowerError(SecureFedError):
     """Flower's processes cannot be started, or ended on their own."""
+
+
+class UntrustedError(FlowerError):
+    """The SuperLink does not prove by TLS that it is the one that was named. Its owner can mend that, or this machine's."""
+
+    exit_code = 6
+
+
+class UnknownKeyError(FlowerError):
+    """The SuperLink does not know this node's key. Its owner can mend that."""
+
+    exit_code = 7
 
 
 class LinkError(UsageError):
@@ -79,7 +92,7 @@ class Link:
 
 
 def run(folder: Path, link: Link) -> None:
-    """Run agent and SuperNode under this user until interrupted or asked to terminate. LinkError if it never connects."""
+    """Run agent and SuperNode under this user until interrupted or asked to terminate. Other ends: `_judged`."""
     folder = folder.absolute()
     link.command(folder, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -148,17 +161,13 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     port = link.port or _free_port()
     log = folder / LOG
     tail = Tail(log)
-    beside = os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    )  # Flower starts further processes itself
-    environment = {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with open(log, "ab", opener=private) as output:
         process = subprocess.Popen(
             link.command(agent, port),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env=environment,
+            env=environment(),
             start_new_session=True,
         )
     told = ""
@@ -175,6 +184,12 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     return _judged(tail.read(), link, port, log, connected=told == "connected")
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The environment of Flower's commands, which start further ones of this installation and report to nobody."""
+    beside = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": beside, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", **more}
+
+
 def _state(text: str) -> str:
     """The state of the connection, from the SuperNode's output."""
     at, tries = text.rfind("SuperNode ID:"), text.rfind("Connection attempt failed")
@@ -184,28 +199,40 @@ def _state(text: str) -> str:
 
 
 def _judged(text: str, link: Link, port: int, log: Path, connected: bool = False) -> str:
-    """The reason why a SuperNode ended. LinkError where a restart would end in the same way. connected: it was, lately."""
-    for words, sentence in (
+    """The reason why a SuperNode ended, if it is connected again at once. connected: it was, lately.
+
+    LinkError where a restart would end in the same way until somebody changes this command; FlowerError for everything else,
+    with an exit status of its own where the SuperLink's owner has to act.
+    """
+    refused = re.search(r"certificate verify failed: ([^(\n]*\w)", text)
+    for words, kind, sentence in (
         (
             "CERTIFICATE_VERIFY_FAILED",
-            f"the certificate of {link.superlink} is not signed by {link.root_certificates}, or is for another name or time: "
-            "give --root-certificates the right authority, and check this machine's clock",
+            UntrustedError,
+            f"the certificate of {link.superlink} is not accepted ({refused[1] if refused else 'it cannot be verified'}): give "
+            "--root-certificates the authority that signed it, have it renewed, and check this machine's clock",
+        ),
+        (
+            "WRONG_VERSION_NUMBER",
+            UntrustedError,
+            f"{link.superlink} does not speak TLS: ask its owner, or give --insecure for trials",
         ),
         (
             "code: 2001",
+            LinkError,
             f"{link.superlink} admits only known nodes: give --auth-key, and have the key registered there",
         ),
         (
             "code: 2004",
+            UnknownKeyError,
             f"{link.superlink} does not know the key {link.auth_key}: have its public half registered there",
         ),
-        ("WRONG_VERSION_NUMBER", f"{link.superlink} does not speak TLS: ask its owner, or give --insecure for trials"),
-        ("API failed to start", f"port {port} of this machine is taken: give another --port, or none"),
+        ("API failed to start", FlowerError, f"port {port} of this machine is taken: give another --port, or none"),
     ):
         if words in text:
-            raise LinkError(sentence)
+            raise kind(sentence)
     if "SuperNode ID:" not in text and not connected:
-        raise LinkError(f"the SuperNode could not reach {link.superlink}; {log} says why")
+        raise FlowerError(f"the SuperNode could not reach {link.superlink}; {log} says why")
     return "the connection was lost"
 
 

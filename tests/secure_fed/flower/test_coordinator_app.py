@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from privacy.errors import BudgetExhausted
 from secure_fed.deployment.coordinator import Settings
+from secure_fed.deployment.home import ENDED
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.flower import coordinator_app
 from secure_fed.flower.coordinator_app import RunFailed, of_run_config
@@ -68,11 +71,21 @@ def test_a_run_that_fails_is_logged_in_one_sentence(error: Exception | None, mon
         assert written.getvalue() == f"secure-fed: {error}\n"
 
 
-def test_what_the_ledger_refuses_is_said_as_it_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, 0), (OSError(28, "No space left"), 1), (ModelError("another"), 2), (BudgetExhausted("spent"), 3)],
+)
+def test_the_folder_keeps_how_the_run_ended(
+    error: Exception | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def conduct(*_: Any) -> None:
-        raise BudgetExhausted("epsilon 8 is spent")
+        if error:
+            raise error
 
     monkeypatch.setattr(coordinator_app, "conduct", conduct)
-    with pytest.raises(RunFailed, match="epsilon 8 is spent"):
+    monkeypatch.setattr(GivenContext, "run_config", {"coordinator": str(tmp_path)})
+    with pytest.raises(RunFailed) if error else nullcontext():
         coordinator_app.app(None, GivenContext())  # type: ignore[arg-type]
     logging.getLogger("flwr").removeFilter(coordinator_app.in_one_sentence)
+    kept = json.loads((tmp_path / ENDED).read_text())
+    assert kept == {"status": status, "sentence": str(error) if error else ""}

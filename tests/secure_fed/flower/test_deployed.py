@@ -70,8 +70,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     with loopback(tmp / "link", party.homes, proxy=True, command=seeded) as link:
         project = write_project(tmp / "app", party.folder, Connection(link.address, insecure=True))
         link.await_nodes()
-        begun = link.begin(project, "--run-config", "deadline=60 wait=180")
-        until = time.monotonic() + 400
+        begun = link.begin(project, "--run-config", "deadline=120 wait=600")
+        until = time.monotonic() + 1500
         while begun.poll() is None and time.monotonic() < until:
             if not link.alive(VICTIM):
                 link.start(VICTIM)
@@ -196,7 +196,7 @@ def test_under_tls_with_node_authentication_and_the_budgets_at_the_nodes(tmp_pat
     with loopback(tmp_path / "link", homes, tls=True, auth=True, proxy=True, command=seeded_run) as link:
         secured = Connection(link.address, root_certificates=link.certificate)
         link.await_nodes()
-        output = link.run(write_project(tmp_path / "app", party.folder, secured), seconds=600)
+        output = link.run(write_project(tmp_path / "app", party.folder, secured), seconds=1500)
         assert link.recording is not None
         assert not link.recording.holds(party.charter.model_digest.encode()), "TLS hides even the charter"
     assert output.count("4 of 4 members in the sum") == 3

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from secure_fed.deployment import home
-from secure_fed.flower.supernode import Link, LinkError, Tail, _judged
+from secure_fed.errors import SecureFedError
+from secure_fed.flower.supernode import FlowerError, Link, LinkError, Tail, UnknownKeyError, UntrustedError, _judged
 from tests.flower_keys import auth_keys, certificates
 from tests.flower_loopback import HOST, ROOT, Loopback, loopback
 
@@ -28,18 +29,26 @@ def link(tmp_path: Path) -> Link:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("said", "kind", "sentence"),
     [
-        (CERTIFICATE, "check this machine's clock"),
-        ("[code: 2001] SuperNode authentication is enabled.", "give --auth-key"),
-        ("[code: 2004] Failed to activate SuperNode.", "have its public half registered there"),
-        ("RuntimeError: SuperNode Runtime HTTP API failed to start.", "port 1234 of this machine is taken"),
-        ("whatever else", "could not reach fed.example.org:8000"),
+        (CERTIFICATE, UntrustedError, r"is not accepted \(certificate is not yet valid\)"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", UntrustedError, "does not speak TLS"),
+        ("[code: 2001] SuperNode authentication is enabled.", LinkError, "give --auth-key"),
+        ("[code: 2004] Failed to activate SuperNode.", UnknownKeyError, "have its public half registered there"),
+        (
+            "RuntimeError: SuperNode Runtime HTTP API failed to start.",
+            FlowerError,
+            "port 1234 of this machine is taken",
+        ),
+        ("whatever else", FlowerError, "could not reach fed.example.org:8000"),
     ],
 )
-def test_what_flower_says_becomes_one_sentence(link: Link, tmp_path: Path, said: str, sentence: str) -> None:
-    with pytest.raises(LinkError, match=sentence):
+def test_what_flower_says_becomes_one_sentence_and_a_status(
+    link: Link, tmp_path: Path, said: str, kind: type[SecureFedError], sentence: str
+) -> None:
+    with pytest.raises(kind, match=sentence) as raised:
         _judged(said, link, 1234, tmp_path / "flower.log")
+    assert type(raised.value) is kind
 
 
 def test_a_connection_that_was_there_is_tried_again(link: Link, tmp_path: Path) -> None:
@@ -103,13 +112,14 @@ def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, 
     with loopback(tmp_path / "ahead", [], tls=True, ahead=timedelta(days=3)) as early:
         given = (f"{HOST}:{early.port}", "--root-certificates", str(early.certificate))
         found["clock wrong"] = node_run(node, *given)
-    assert {name: status for name, (status, _) in found.items()} == dict.fromkeys(found, 2)
+    statuses = {"wrong authority": 6, "no key": 2, "unknown key": 7, "port taken": 1, "clock wrong": 6}
+    assert {name: status for name, (status, _) in found.items()} == statuses
     for name, words in {
-        "wrong authority": "is not signed by",
+        "wrong authority": "is not accepted (unable to get local issuer certificate)",
         "no key": "admits only known nodes",
         "unknown key": "does not know the key",
         "port taken": f"port {port} of this machine is taken",
-        "clock wrong": "check this machine's clock",
+        "clock wrong": "is not accepted (certificate is not yet valid)",
     }.items():
         assert words in found[name][1], found
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
+import socket
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 from secure_fed.commands.cli import main
+from secure_fed.deployment.home import ENDED
 from secure_fed.flower.project import Connection, FlowerProjectError, write_project
 
 
@@ -110,10 +115,49 @@ def test_a_superlink_of_this_machine_is_taken(host: str) -> None:
     assert Connection(f"{host}:8000").superlink == f"{host}:8000"
 
 
+@pytest.mark.parametrize("noted", [(0, ""), (3, "epsilon 8 is spent"), None])
+@pytest.mark.parametrize("going", [False, True])
+def test_a_run_ends_with_the_status_that_the_coordinators_app_noted(
+    noted: tuple[int, str] | None,
+    going: bool,
+    tmp_path: Path,
+    coordinator: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Keys are registered before the run starts. A run that goes on is not started again, nor is one that has ended."""
+    asked = list[str]()
+
+    def flower(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(" ".join(command[1:3]))
+        if command[1] in ("run", "log") and noted:
+            (coordinator / ENDED).write_text(json.dumps({"status": noted[0], "sentence": noted[1]}), encoding="utf-8")
+        runs = {
+            "runs": [{"run-id": "7", "status": "finished:failed"}, {"run-id": "8", "status": "running"}][: 1 + going]
+        }
+        return subprocess.CompletedProcess(command, 0, f"runs: {json.dumps(runs)}" if command[1] == "ls" else "")
+
+    monkeypatch.setattr(subprocess, "run", flower)
+    (coordinator / ENDED).write_text('{"status": 1, "sentence": "too few members"}', encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as superlink:
+        link = Connection(f"127.0.0.1:{superlink.getsockname()[1]}", insecure=True)
+        folder = write_project(tmp_path / "app", coordinator, link)
+        (folder / "supernodes" / "north.pub").write_text("key", encoding="utf-8")
+        for _ in range(2):
+            status, sentence = noted or (1, "came to no end")
+            assert main(["flower", "run", str(folder)]) == status
+            assert (sentence or str(coordinator / "run")) in "".join(capsys.readouterr())
+    once = ["supernode register", "ls secure-fed", "log 8" if going else f"run {folder}"]
+    assert asked == (once if noted == (0, "") else once * 2)
+    if noted != (0, ""):
+        assert main(["flower", "run", str(folder)]) == 1
+        assert "does not answer" in capsys.readouterr().err
+
+
 def test_the_command(tmp_path: Path, coordinator: Path, capsys: pytest.CaptureFixture[str]) -> None:
     init = ["flower", "init", str(tmp_path / "app"), "--coordinator", str(coordinator)]
     assert main([*init, "--insecure"]) == 0
-    assert f"flwr run '{tmp_path / 'app'}' secure-fed --stream" in capsys.readouterr().out
+    assert f"secure-fed flower run {tmp_path / 'app'}" in capsys.readouterr().out
     for wrong, sentence in {
         "": "is not empty",
         "--insecure --root-certificates /ca.pem": "leave one of them out",

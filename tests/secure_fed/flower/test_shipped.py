@@ -16,7 +16,11 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
 from secure_fed.commands import node
+from secure_fed.deployment.agent import AgentEnded
+from secure_fed.deployment.relay import AgentError, HeldError
+from secure_fed.errors import StorageError, UsageError
 from secure_fed.flower.project import Connection, contents
+from secure_fed.flower.supernode import FlowerError, LinkError, UnknownKeyError, UntrustedError
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = ROOT / "examples" / "deployment"
@@ -55,6 +59,10 @@ def halves(text: str) -> dict[str, list[argparse.Namespace]]:
     return found
 
 
+def directives(name: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in UNITS[name].splitlines() if re.match("[A-Z][A-Za-z]+=", line))
+
+
 @pytest.mark.parametrize(
     "name", ["secure-fed-superlink.service", "compose.yaml", "loopback.sh", "deployment.md", "flower init"]
 )
@@ -80,7 +88,7 @@ def test_nothing_that_is_shipped_listens_everywhere() -> None:
 def test_in_containers_only_the_proxy_can_be_reached() -> None:
     services = COMPOSE["services"]
     assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
-    assert services["superlink"]["network_mode"] == "service:proxy"
+    assert services["superlink"]["network_mode"] == services["coordinator"]["network_mode"] == "service:proxy"
     assert services["proxy"]["volumes"][0].startswith("./app/nginx.conf:")
     assert COMPOSE["networks"]["nodes"]["internal"] is True
 
@@ -100,11 +108,7 @@ def test_the_containers_of_a_node_have_two_users_and_a_socket_between_them(numbe
 
 
 def test_the_units_of_a_node_have_two_users_and_a_socket_between_them() -> None:
-    units = {
-        name: dict(line.split("=", 1) for line in text.splitlines() if re.match("[A-Z][A-Za-z]+=", line))
-        for name, text in UNITS.items()
-    }
-    agent, supernode = units["secure-fed-agent.service"], units["secure-fed-supernode.service"]
+    agent, supernode = directives("secure-fed-agent.service"), directives("secure-fed-supernode.service")
     (half,), _ = halves(UNITS["secure-fed-agent.service"]).values()
     _, (other,) = halves(UNITS["secure-fed-supernode.service"]).values()
     assert agent["User"] != supernode["User"]
@@ -115,6 +119,34 @@ def test_the_units_of_a_node_have_two_users_and_a_socket_between_them() -> None:
     assert str(other.folder) == f"/var/lib/{supernode['StateDirectory']}"
     assert agent["PrivateNetwork"] == "true"
     assert not {"ReadWritePaths", "SupplementaryGroups"} & set(supernode)
+
+
+@pytest.mark.parametrize(
+    ("half", "also"), [("agent", set()), ("supernode", set()), ("coordinator", {3}), ("superlink", None)]
+)
+def test_units_restart_what_a_restart_can_mend(half: str, also: set[int] | None) -> None:
+    """Errors about this machine's settings wait for a person, and the coordinator's exhausted budget; no other error does."""
+    unit = directives(f"secure-fed-{half}.service")
+    kinds = (
+        UsageError,
+        LinkError,
+        AgentError,
+        FlowerError,
+        UntrustedError,
+        UnknownKeyError,
+        HeldError,
+        AgentEnded,
+        StorageError,
+    )
+    acts = {kind.exit_code for kind in kinds if issubclass(kind, UsageError) and kind is not HeldError}
+    restarted = {kind.exit_code for kind in kinds} - acts
+    assert (acts, restarted) == ({2}, {1, 6, 7})
+    prevented = set(map(int, unit.get("RestartPreventExitStatus", "").split()))
+    assert prevented == (set() if also is None else acts | also)
+    assert unit["Restart"] == "on-failure"
+    assert float(unit["RestartSec"]) > 2.0, "systemd gives up after five starts in ten seconds"
+    assert unit["UMask"] == "0077"
+    assert unit["MemoryMax"]
 
 
 @pytest.mark.parametrize("name", ["deployment.md", "flower init"])
