@@ -121,8 +121,8 @@ def _opened(chosen: argparse.Namespace) -> Ledger:
 
 
 _RELEASES = (
-    "Releases: the noised sums or models that the run has paid for; where each client pays for its own, those of the client "
-    "with the most."
+    "Releases: the noised sums that the run has paid for; where each client pays for its own noised steps or updates, those "
+    "of the client with the most."
 )
 
 
