@@ -35,8 +35,8 @@ _PLAIN_SIGHT = {
     "server": "this server gets every update with its client's name, so it knows the membership of whole clients",
 }
 _BESIDE_DUMMIES = {
-    "secure_server": "dummies test the released model, not what this server sees",
-    "server": "needs no test: this server sees whether each dummy pulls",
+    "secure_server": "dummy clients test the released model, not what this server sees",
+    "server": "needs no test: this server sees whether each dummy client pulls",
 }
 
 
@@ -158,7 +158,7 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
         return plain_sight(case.seen.vantage, case.assembly)
     if case.assembly.audit_pool.directions and not attack.directions:
         if attack.membership and case.assembly.audit_pool.of == "dummies":
-            return "the audited units are dummies, which are nobody's data: they have no examples to look at"
+            return "the audited units are dummy units, which hold nobody's data: there are no examples to look at"
         if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
     if not attack.directions:
@@ -275,7 +275,7 @@ def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, j
 def _baseline(target: Target, settings: Settings, why: str) -> Baseline:
     """The model-free baseline, which must be at chance."""
     held = target.assembly.audit_pool
-    nobody = "dummies are nobody's data: they have no texts to be told apart by" if held.of == "dummies" else ""
+    nobody = "dummy units hold nobody's data: they have no texts to be told apart by" if held.of == "dummies" else ""
     found = why or nobody or baseline(held.units, held.members, settings.seed)
     if isinstance(found, str):
         return Baseline(None, None, None, found)

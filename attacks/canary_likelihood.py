@@ -39,7 +39,8 @@ def run(case: Case, settings: Settings) -> Finding:
     assembly = case.assembly
     if not assembly.audit_pool.directions or assembly.audit_pool.kind != "client":
         raise Inapplicable(
-            "no clients pulled along directions in this run; it takes dummies or evaluation.canaries = 'direction', of clients"
+            "no clients pulled along directions in this run; it takes dummy clients (evaluation.dummies), or "
+            "evaluation.canaries = 'direction', of clients"
         )
     if not (case.seen.states or case.seen.sums):
         raise Inapplicable("no round was recorded, and this attack needs rounds; set evaluation.record = 'models'")

@@ -100,7 +100,7 @@ def from_file(file: Path) -> Attack:
         raise refused(file, f"names its attack {attack.name!r}: take a Python identifier that no listed attack has")
     unknown = [name for name in (attack.vantage, *attack.again) if name not in VANTAGES]
     if unknown:
-        raise refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(VANTAGES)}")
+        raise refused(file, f"has the vantage point {unknown[0]!r}, but they are {', '.join(map(repr, VANTAGES))}")
     return replace(attack, function=_checked(file, guarded(file, function)))
 
 

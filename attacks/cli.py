@@ -39,7 +39,7 @@ SUBCOMMANDS: dict[
         _audit_model,
     ),
     "prepare": (
-        "divide data by coins, to audit a training with any tool, and write its training file",
+        "divide data at random, to audit a training with any tool, and write its training file",
         prepared.add_preparing,
         prepared.prepare,
     ),

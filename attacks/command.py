@@ -111,7 +111,7 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
     if names and not any(cell.applicable for cell in audit.cells):
         whose: dict[tuple[str, str], list[str]] = {}  # the vantage points of each attack and reason
         for cell in audit.cells:
-            whose.setdefault((cell.attack, cell.why), []).append(cell.vantage)
+            whose.setdefault((cell.attack, cell.why), []).append(audit.vantage_title(cell.vantage).lower())
         reasons = (f"{attack} ({', '.join(vantages)}): {why}" for (attack, why), vantages in whose.items())
         raise UsageError(f"the requested attacks do not apply to this run. {'; '.join(reasons)}")
     return audit

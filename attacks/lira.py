@@ -102,7 +102,7 @@ def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
     """Refuse shapes that do not fit, values that are not numbers, and the target itself as a reference."""
     if phi.ndim != 1 or reference_phi.shape != (len(reference_phi), len(phi)) or inside.shape != reference_phi.shape:
         raise UsageError(
-            f"confidences of shape {phi.shape} need references and coins of shape (references, {len(phi)}), "
+            f"confidences of shape {phi.shape} need references and memberships of shape (references, {len(phi)}), "
             f"and these have {reference_phi.shape} and {inside.shape}"
         )
     if not np.isfinite(phi).all() or not np.isfinite(reference_phi).all():

@@ -18,7 +18,7 @@ from attacks.report.page import write
 from secure_fed import Federation, RunConfig, heartbeat
 
 SETTINGS = [
-    "federation.seed=1",  # with 0 the coins of the audit happen to divide texts whose words tell them apart
+    "federation.seed=1",  # with 0 the audit happens to divide texts whose words tell them apart
     "data.examples=300",
     "data.test_examples=200",
     "federation.clients=5",

@@ -1,4 +1,4 @@
-"""Which secrets does a training reveal? Plant some by coins, train with any tool (here plain PyTorch), and rank them.
+"""Which secrets does a training reveal? Plant some at random, train with any tool (here plain PyTorch), and rank them.
 
 python examples/planted_secrets.py
 """

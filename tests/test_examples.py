@@ -347,5 +347,5 @@ def test_the_notebook_holds_its_outputs_and_nothing_of_a_machine() -> None:
     assert not [output for output in outputs if output.get("name") == "stderr"]
     shown = ["".join(output["data"].get("text/html", "")) for output in outputs if "data" in output]
     assert sum("membership AUC" in html for html in shown) == 2  # of both results
-    assert sum("0.5 is a coin" in html for html in shown) == 1  # of the audit
+    assert sum("1 is always, 0.5 is chance" in html for html in shown) == 1  # of the audit
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2

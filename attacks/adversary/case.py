@@ -106,10 +106,10 @@ def _result(run_dir: Path, config: RunConfig) -> dict[str, Any]:
 VANTAGES = {
     one.name: one
     for one in (
-        Vantage("outsider", "Outsider", "the final adapter"),
-        Vantage("fellow_client", "Fellow client", "the shared model after every round"),
-        Vantage("secure_server", "Server behind secure aggregation", "the sum of updates in every round"),
-        Vantage("server", "Server without secure aggregation", "every single update"),
+        Vantage("outsider", "Whoever gets the final model", "the final adapter"),
+        Vantage("fellow_client", "Another client", "the shared model after every round"),
+        Vantage("secure_server", "The server behind masks", "the sum of updates in every round"),
+        Vantage("server", "The server without masks", "every single update"),
     )
 }
 
@@ -231,7 +231,7 @@ class Settings:
 class Finding:
     """scores: (units,), higher means more likely a member; None for attacks on something other than membership.
 
-    measured: other results, as JSON. note: a caveat for readers of the number. null: the distribution of a non-member's score,
+    measured: other results, as JSON. note: a caveat on the number. null: the distribution of a non-member's score,
     where it is known.
     """
 

@@ -21,7 +21,7 @@ References train in lockstep: the clients of all references that train in a roun
 `cohort`). For that, a round of a reference is computed twice. `Reference.noted` stops at each client's training and returns the
 training jobs, without a change to the clients; `Reference.round` computes the whole round with the results of these jobs. Both
 draw the same cohort, order and coins, because all randomness comes from seeds. Where training steps have noise (privacy for
-examples or groups), and where a function of the user's trains, every client trains by itself, on request.
+examples or persons), and where a function of the user's trains, every client trains by itself, on request.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def references(
             f"{count} references cannot have a unit inside of one and outside of another; request at least 2"
         )
     if not assembly.audit_pool.units:
-        raise UsageError(f"there are no units to toss coins for: {assembly.audit_pool.why}")
+        raise UsageError(f"there are no units to train on or leave out at random: {assembly.audit_pool.why}")
     inside = coins(count, lots(assembly.audit_pool), np.random.default_rng([seed, _COINS]))
     return trained(assembly, inside, seed, progress, rounds=rounds)
 
@@ -224,17 +224,17 @@ class Reference:
         dealt = data.split(inside if of_data else data.members)
         beside = dummies.members if of_data else inside
         if not dealt.names:
-            raise UsageError("the coins of a reference leave no client to train; lower evaluation.audit_fraction")
+            raise UsageError("a reference adapter leaves out all clients at random; lower evaluation.audit_fraction")
         protection = _protection(assembly.protection, seed)
         setup = _setup(assembly, protection, desk)
         canaries = canary_setups(assembly.config, data, setup)
         setups = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
-        groups: Sequence[Sequence[str] | None] = dealt.groups or [None] * len(dealt.names)
-        named = enumerate(zip(dealt.names, dealt.train, groups, strict=True))
+        persons: Sequence[Sequence[str] | None] = dealt.persons or [None] * len(dealt.names)
+        named = enumerate(zip(dealt.names, dealt.train, persons, strict=True))
         examples = dummy_examples(dummies, beside)
         clients: list[Client] = [
-            Client(index, name, own, setups.get(name, setup), group, examples.get(name, ()))
-            for index, (name, own, group) in named
+            Client(index, name, own, setups.get(name, setup), whose, examples.get(name, ()))
+            for index, (name, own, whose) in named
         ]
         units = dummies.units if assembly.dummies else ()
         nobody = dummy_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)

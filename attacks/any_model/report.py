@@ -224,7 +224,7 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
         level = "leak"
         first = (
             f"The model gives away which texts were in its training: of 100 guesses which of two texts trained, its {best} "
-            f"gets {right}; a coin gets 50. If it had never seen the members, a signal as good as this would come up with a "
+            f"gets {right}; chance is 50. If it had never seen the members, a signal as good as this would come up with a "
             f"probability of {corrected:.2g}{' (of all signals together)' if len(found) > 1 else ''}."
         )
     else:
@@ -240,7 +240,7 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
     if level == "nothing":
         sentences.append("Other attacks, with reference models or with observations from the training, may show more.")
     sentences.append(
-        "No epsilon follows: membership was not decided by coins, so other differences cannot be ruled out."
+        "No epsilon follows: membership was not decided at random, so other differences cannot be ruled out."
     )
     return Verdict(level, best, tuple(sentences))
 
@@ -259,7 +259,7 @@ def show(audit: Audit) -> None:
         rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
         table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
     console.print(table)
-    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is a coin's")
+    console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is chance")
 
 
 def written(audit: Audit, folder: Path, *, show_texts: bool = False) -> Path:
@@ -317,8 +317,8 @@ def _evidence(audit: Audit, told: dict[str, Any]) -> str:
     low, high = best["auc_interval"]
     pairs = (
         f"Take one text of the training and one other, and guess which is which by the signal “{best['signal']}”. Of 100 such "
-        f"guesses {100 * best['auc']:.0f} are right ({100 * low:.0f} to {100 * high:.0f} with 95 % confidence); tossing a coin "
-        "gets 50."
+        f"guesses {100 * best['auc']:.0f} are right ({100 * low:.0f} to {100 * high:.0f} with 95 % confidence); chance "
+        "is 50."
     )
     if told["verdict"] == "void":
         pairs += " But a classifier distinguishes them without the model, so this is no property of the model."
@@ -337,7 +337,7 @@ def _drawing(audit: Audit, best: dict[str, Any]) -> str:
     drawn = Curve(*(tuple(map(float, part)) for part in (found.fpr, found.tpr, found.low, found.high)))
     caption = (
         "Upwards: members that the signal finds. To the right: others that it accuses. Both on logarithmic axes; the dotted "
-        f"line is a coin. {found.meaning}"
+        f"line is chance. {found.meaning}"
     )
     place = list(audit.scores).index(best["signal"]) + 1
     return figure(
@@ -429,7 +429,7 @@ def _how(audit: Audit, told: dict[str, Any], *, show_texts: bool) -> str:
 _RATES = ("0.01", "0.001")
 _READING = (
     "A signal is a number for each text, higher where the text looks like a training text. “Right of 100”: right guesses "
-    "between a member and another text; 50 is a coin's. “Caught at 1 %”: members found by a rule that accuses at most "
+    "between a member and another text; 50 is chance. “Caught at 1 %”: members found by a rule that accuses at most "
     "one in a hundred of the others. “By chance”: how probable a signal as good as this one is if the model never saw the "
     f"members, times the number of signals; below {ALPHA:g} the verdict is a leak."
 )
@@ -441,13 +441,13 @@ _BASELINE = (
 _PRIVATE = "This page contains texts of the data, as requested: treat it as you treat the data."
 _NO_EPSILON = (
     "An epsilon bounds how much one text changes the result of a training, whatever the other texts are. A lower bound on "
-    "it can be shown only if a coin decided, for each text by itself, whether it trains. Here members and others were chosen "
-    "in another way, which no statistic can undo. “secure-fed audit prepare” tosses such coins before a training."
+    "it can be shown only if it was decided at random, for each text by itself, whether it trains. Here members and others "
+    "were chosen in another way, which no statistic can undo. “secure-fed audit prepare” decides it so before a training."
 )
 _LIMITS = (
     "Finding nothing does not show that there is no leak: other attacks may find more.",
     "The audit is about texts such as these, on average. A rare text may be exposed where the average one is not.",
     "The baselines find differences of words and labels, not every difference: more wrong labels among the others may look "
-    "like a leak. Choose members and others by coins where you can.",
+    "like a leak. Choose members and others at random where you can.",
     "A text may also be in the model through its base model or another training.",
 )

@@ -66,7 +66,7 @@ def baseline(units: Sequence[Words], members: ArrayLike, seed: int) -> Baseline 
     """The baseline of a split, or the reason why there is none. Equal arguments give equal results."""
     truth = np.asarray(members, dtype=np.bool_)
     if len(truth) != len(units):
-        raise ValueError(f"{len(truth)} coins do not fit {len(units)} units: one for each")
+        raise ValueError(f"{len(truth)} memberships do not fit {len(units)} units: one for each")
     fewest = int(min(truth.sum(), (~truth).sum()))
     if fewest < FEWEST:
         return f"{fewest} units on one side are too few for a baseline without a model, which takes {FEWEST}"

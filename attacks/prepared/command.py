@@ -103,7 +103,7 @@ def prepare(chosen: argparse.Namespace) -> None:
         return
     print(
         f"train on:   {chosen.out / 'train.jsonl'}, with any tool\n"
-        f"publish:    {chosen.out / 'prepared.json'}, which commits to {manifest.candidates} coins\n"
+        f"publish:    {chosen.out / 'prepared.json'}, which fixes unseen who of {manifest.candidates} candidates trains\n"
         f"keep:       {chosen.out / 'candidates.jsonl'} and {chosen.out / 'private'}, for yourself until the audit\n"
         f"then audit: secure-fed audit prepared MODEL {shlex.quote(str(chosen.out))} --adapter ADAPTER"
     )
@@ -197,7 +197,7 @@ def _show(found: dict[str, Any]) -> None:
     low, high = found["auc_interval"]
     console.print(
         f"{found['members']} of {found['candidates']} candidates were in the training; their {found['score']} separates them "
-        f"from the others with an AUC of {found['auc']:.3f} ({low:.3f} to {high:.3f}); a coin has .500"
+        f"from the others with an AUC of {found['auc']:.3f} ({low:.3f} to {high:.3f}); .500 is chance"
     )
     console.print("It assumes that")
     for one in found["assumes"]:

@@ -29,9 +29,9 @@ DELTA = 1e-5
 ALPHA = 0.05
 _UNITS = {"none": "one row", "labels": "one row with a wrong label", "secrets": "one planted secret"}
 ASSUMES = (
-    "the parties that trained or chose the score knew nothing of the coins beyond the training file",
-    "the model was trained on train.jsonl, and on nothing else that depends on the coins",
-    "this is the only audit of the model by these coins: the best of several audits is no bound at this confidence",
+    "the parties that trained or chose the score knew of no candidate whether it trains, beyond the training file",
+    "the model was trained on train.jsonl, and on nothing else that depends on who of the candidates trains",
+    "this is the only audit of the model by these candidates: the best of several audits is no bound at this confidence",
 )
 
 
@@ -41,8 +41,8 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
     members = truth_of(folder, manifest).members
     if members.all() or not members.any():
         raise DataError(
-            f"all {len(members)} coins of {folder} are alike, so there is nothing to compare the candidates with: prepare and "
-            "train again, with a larger --count"
+            f"all {len(members)} candidates of {folder} are on one side, in the training or left out, so there is nothing to "
+            "compare them with: prepare and train again, with a larger --count"
         )
     found, asked = judged(scores, members, manifest, delta), subject.asked
     bound = asdict(found.bound)

@@ -284,7 +284,9 @@ def unsealed(content: bytes, commitment: str, count: int, place: object) -> Trut
     found: dict[str, Any] = json.loads(content)
     members = np.array([one == "1" for one in found["members"]], dtype=bool)
     if len(members) != count:
-        raise DataError(f"{place} holds {len(members)} coins for {count} candidates; prepare the audit again")
+        raise DataError(
+            f"{place} says of {len(members)} candidates whether they train, and there are {count}; prepare the audit again"
+        )
     return Truth(members, str(found["nonce"]))
 
 

@@ -170,7 +170,7 @@ def update_noise(case: Case, units: int, round_: int) -> float:
 
 
 def _units(case: Case, client: str) -> int:
-    """The number of a client's examples, or of the groups that privacy protects; 0 for a dummy."""
+    """The number of a client's examples, or of the persons that privacy protects; 0 for a dummy."""
     parts = case.assembly.problem
     return dict(zip(parts.names, parts.units, strict=True)).get(client, 0)
 

@@ -92,6 +92,7 @@ def show(chosen: argparse.Namespace) -> None:
         console.print("no run has reserved anything")
         return
     console.print(_runs(facts))
+    console.print(_RELEASES)
     console.print(_units(facts))
     for statement in facts["same"]:
         one, other = statement["units"]
@@ -117,6 +118,12 @@ def _opened(chosen: argparse.Namespace) -> Ledger:
     from secure_fed.runs.budget import heads_at
 
     return Ledger.open(chosen.ledger, heads=heads_at(chosen.heads))
+
+
+_RELEASES = (
+    "Releases: the noised sums that the run has paid for; where each client pays for its own noised steps or updates, those "
+    "of the client with the most."
+)
 
 
 def _amounts(facts: dict[str, Any]) -> Table:
@@ -181,7 +188,7 @@ def _holders(ledger: Ledger) -> list[dict[str, Any]]:
             runs[row.run] = {
                 "run": row.run,
                 **held,
-                "releases": sum(charged.values()),
+                "releases": max(charged.values(), default=0),  # as `result.json` counts them
                 "by": charged,
                 "unit": row.body["unit"]["name"],
                 "time": first["time"],

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from secure_fed.commands.budget_methods import Space
 
 _TARGETS = (1.0, 3.0, 8.0)
-_AGAINST = {1: "readers", 2: "participants", 3: "everyone"}
+_AGAINST = {1: "model", 2: "clients", 3: "server"}
 _SAMPLING = {"coins": "poisson"}  # as federation.sampling names it
 _OUTLOOKS = {
     "long": "long: the noise of a round is longer than any mean can be; length is not harm, which --model measures",
@@ -40,9 +40,10 @@ _OUTLOOKS = {
 }
 _RAW = "This is the raw mean; FRA-LoRA can remove part of the noise, with method.denoise."
 _ABOUT_WAYS = (
-    "Holds against: readers of the models; participants, who also see who takes part, and readers; everyone, the server too. "
-    "Poisson: secret coins draw each cohort. With central noise the server must keep them secret; with distributed noise all "
-    "clients send in every round. Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms."
+    "Holds against: model: whoever gets the final model, or that of any round; clients: also the other clients, who see who "
+    "takes part; server: also the server. Poisson: secret coins draw each cohort. With central noise the server must keep them "
+    "secret; with distributed noise all clients send in every round. Final noise: standard deviation on a coordinate of the "
+    "sum of all rounds, in clip norms."
 )
 _LENGTH = (
     "Length: of the final noise, divided by the longest distance that the model can move. A tenth or less is small."
@@ -73,7 +74,7 @@ _NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "b
 
 def add_to(made: argparse.ArgumentParser) -> None:
     given = made.add_mutually_exclusive_group(required=True)
-    given.add_argument("--epsilon", type=float, help="the target, against readers of the models")
+    given.add_argument("--epsilon", type=float, help="the target, against whoever gets the model")
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
     made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
     made.add_argument(
@@ -134,7 +135,7 @@ def run(chosen: argparse.Namespace) -> None:
         methods = _methods(chosen, setting, target, possible, say)  # first: a missing model fails at once
         say("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
-        say("calibrating the noise of coins")
+        say("calibrating the noise of cohorts drawn at random")
         made, others = _of_coins(chosen, setting, say)
     if chosen.json:
         facts = [
@@ -207,7 +208,7 @@ def _plan_loop(chosen: argparse.Namespace) -> None:
     )
     table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
     table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
-    table.add_row("epsilon", f"{facts['epsilon']:.4g} against readers of the models (one example added or removed)")
+    table.add_row("epsilon", f"{facts['epsilon']:.4g} against whoever gets the model (one example added or removed)")
     rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
     table.add_row("sampling rate", rate)
     bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
@@ -417,9 +418,9 @@ def _plan_table(made: Forecast) -> Table:
     unit = "one client replaced" if setting.sampling == "fixed" else "one client added or removed"
     table = Table(show_header=False, title=f"{setting.rounds} rounds, delta = {setting.delta:g}", title_style="bold")
     table.add_row("noise multiplier", f"{made.noise_multiplier:g}")
-    table.add_row("epsilon", f"{made.epsilon:.4g} against readers of the models ({unit})")
+    table.add_row("epsilon", f"{made.epsilon:.4g} against whoever gets the model ({unit})")
     table.add_row(
-        "epsilon_participants", f"{made.epsilon_participants:.4g} against participants, who also see each cohort"
+        "epsilon_participants", f"{made.epsilon_participants:.4g} against the other clients, who also see each cohort"
     )
     table.add_row("sampling rate", f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})")
     table.add_row("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})")

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--merged", action="store_true", help="write the whole model, the adapter merged into it")
     push = "upload the folder to this repository of the Hugging Face Hub too; a new one is private"
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help=push)
-    parser.add_argument("--public", action="store_true", help="let everybody see the repository (--push-to-hub)")
+    parser.add_argument("--public", action="store_true", help="make the repository public (--push-to-hub)")
 
 
 def run(chosen: argparse.Namespace) -> None:

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "file", nargs="?", type=Path, metavar="FILE", help="the file to write (default: standard output)"
     )
     parser.add_argument("--all", action="store_true", help="no questions: every setting at its default, explained")
-    files = "JSON Lines, CSV or Parquet files: one with everybody's rows, or one for each party; builtin: made-up notes"
+    files = "JSON Lines, CSV or Parquet files: one with all rows, or one for each party; builtin: made-up notes"
     parser.add_argument("--data", nargs="+", metavar="FILE", help=files)
     who = "whom privacy protects: each text, each person with all texts, or each party with all its texts"
     parser.add_argument("--protect", choices=tuple(UNITS), help=who)

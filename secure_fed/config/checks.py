@@ -24,7 +24,7 @@ def check(config: Sections) -> None:
     _federation(config)
     _privacy(config)
     if config.evaluation.dummies and config.federation.weighting == "examples":
-        why = "a dummy has no examples to be weighted by; set federation.weighting = 'uniform'"
+        why = "a dummy client has no examples to be weighted by; set federation.weighting = 'uniform'"
         refuse(config, "evaluation.dummies", "federation.weighting = 'examples'", why)
     _partition(config)
     _answers(config)
@@ -286,7 +286,7 @@ def _robust(config: Sections) -> None:
             config.method.transport_form == "sketch",
             "a median of sketches is no sketch of a median; set method.transport_form = 'dense'",
         ),
-        ("evaluation.dummies", bool(config.evaluation.dummies), "dummies are scored by sums; use 'mean'"),
+        ("evaluation.dummies", bool(config.evaluation.dummies), "dummy units are scored by sums; use 'mean'"),
         (
             "method.ranks",
             bool(config.method.ranks or config.method.ranks_column),
@@ -455,12 +455,14 @@ def _distributed(config: Sections) -> None:
         )
     if sampling == "poisson" and not hidden:
         why = (
-            "the server sees who takes part, so the coins protect nobody; set privacy.hidden_cohort = true, with which each "
-            "client tosses its own coin"
+            "the server sees who takes part, so the random draw protects nobody; set privacy.hidden_cohort = true, with which "
+            "each client decides by a secret coin of its own whether it trains"
         )
         refuse(config, "federation.sampling", "privacy.noise = 'distributed'", why)
     if sampling in ("fixed", "schedule") and hidden:
-        contradicts = "contradicts privacy.hidden_cohort = true, with which each client tosses its own coin"
+        contradicts = (
+            "contradicts privacy.hidden_cohort = true, with which each client decides by a secret coin of its own"
+        )
         message = f"federation.sampling = {sampling!r} {contradicts}"
         wrong(config, "federation.sampling", "privacy.hidden_cohort = true", message)
 

@@ -207,7 +207,7 @@ class FederationConfig:
     )
     sampling: str = key(
         "auto",
-        "fixed: cohorts of exactly that size; poisson: each client by its own coin; schedule: clients in turn by a public "
+        "fixed: cohorts of exactly that size; poisson: each client at random by itself; schedule: clients in turn by a public "
         "order; auto: schedule where clients are protected",
         choices=("auto", "fixed", "poisson", "schedule"),
     )
@@ -544,7 +544,7 @@ class PrivacyConfig:
         optional=20,
     )
     hidden_cohort: bool = key(
-        False, "every client takes part in every round and tosses its own coin whether to train (distributed)"
+        False, "every client takes part in every round, and decides by a secret coin whether it trains (distributed)"
     )
     person_column: str = key("", "column that says whose an example is (patient), for unit = person")
     person_examples: int = key(8, "most examples used of one person", at_least=1)
@@ -651,8 +651,9 @@ class EvaluationConfig:
     )
     dummies: int | None = key(
         None,
-        "units that are nobody's data; a coin decides whether each pulls the model along a random direction, to measure "
-        "how much the model reveals of membership (with privacy as many as cost hardly any accuracy, else none)",
+        "dummy clients (or dummy examples, where privacy protects examples or persons), which hold nobody's data and exist for "
+        "the audit alone: about half of them, chosen at random, pull the model along random directions, to measure how much it "
+        "reveals of membership (with privacy as many as cost hardly any accuracy, else none)",
         at_least=0,
         at_most=100_000,
         optional=20,
@@ -660,15 +661,15 @@ class EvaluationConfig:
     audit_fraction: float | None = key(
         None,
         "share of the units of the data (examples; persons or clients where privacy protects these) on which membership is "
-        "measured; a coin decides whether each of them is held out, so about half of them do not train. 0: all train "
-        "(0.1; 0 with privacy or dummies, unless canaries are set)",
+        "measured; about half of them, chosen at random, are held out and do not train. 0: all train "
+        "(0.1; 0 with privacy or evaluation.dummies, unless canaries are set)",
         at_least=0.0,
         at_most=1.0,
         optional=0.1,
     )
     audit_unit: str = key(
         "auto",
-        "unit of audit_fraction and dummies in a run without privacy: single examples, or clients with all their examples; "
+        "unit of audit_fraction and evaluation.dummies without privacy: single examples, or clients with all their examples; "
         "auto: the unit that privacy protects, or else examples",
         choices=("auto", "example", "client"),
     )
@@ -676,7 +677,7 @@ class EvaluationConfig:
         "",
         "file, folder or list of files with rows of the same kind as the training rows, which no client trains on: the final "
         "model's losses on them and on training rows are compared, for the owner of the data alone (with privacy and too few "
-        "dummies: test rows that were held out of the data)",
+        "dummy units: test rows that were held out of the data)",
     )
     canaries: str = key(
         "none",

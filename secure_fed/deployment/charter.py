@@ -299,7 +299,7 @@ def _key(value: Any) -> bytes:
 _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     "federation.sampling": (
         ("schedule", "fixed", "auto"),
-        "draws clients by secret coins, and everybody who runs or watches the machines sees the draw",
+        "draws clients in secret, and whoever runs or watches the machines sees the draw",
     ),
     "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
     "evaluation.per_client": ((False,), "needs the members' examples in one place"),

@@ -201,7 +201,7 @@ def _require_deployable(config: RunConfig, members: Sequence[Member]) -> None:
         raise ConfigError(message).about("federation.clients", clients, "not set")
     if counts_on_secrecy(config, len(members)):
         raise ConfigError(
-            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but everybody who "
+            "federation.sampling = 'fixed' with noise by the server assumes that nobody sees who takes part, but whoever "
             "runs or watches the machines does: set it to 'schedule'"
         ).about("federation.sampling", "fixed", "'schedule' or 'auto'")
     if unit in ("example", "person") and (silent := [one.name for one in members if one.examples is None]):

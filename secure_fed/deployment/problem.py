@@ -30,9 +30,9 @@ _UNKNOWN = 1  # units of a member that declares none; not counted where units ar
 
 def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Path]) -> Problem:
     """The problem with the examples of one member. config: the charter's, with this machine's model folder and device."""
-    group = config.privacy.person_column
+    person = config.privacy.person_column
     task = tasks.build(config.data)
-    rows = sources.of_known_classes(task, train, _classes(charter), "data.train", group)
+    rows = sources.of_known_classes(task, train, _classes(charter), "data.train", person)
     problem = _without_examples(charter, config)
     whole = encoded(task, problem.tokenizer, rows, config.model.max_length)
     for warning in warnings(config, {"training": whole}, problem.tokenizer, problem.model):
@@ -43,14 +43,14 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     _require_weight(charter, config, number, rows)
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
     everybody[number] = own
-    groups = None
-    if rows.group is not None:
-        groups = [list[str]() for _ in charter.members]
-        groups[number] = list(rows.group)
+    persons = None
+    if rows.person is not None:
+        persons = [list[str]() for _ in charter.members]
+        persons[number] = list(rows.person)
     return replace(
         problem,
         train=everybody,
-        groups=groups,
+        persons=persons,
         data_digest=fingerprint.of_rows(rows),
         unit_digest=fingerprint.of_units(rows, _units(config.privacy.unit, rows)),
     )
@@ -114,7 +114,7 @@ def _units(unit: str, rows: Rows) -> list[list[int]]:
     """The rows of each protected unit of one member, as a simulation divides them (`division.units`)."""
     if unit == "example":
         return [[index] for index in range(len(rows))]
-    persons = rows.group if unit == "person" else None
+    persons = rows.person if unit == "person" else None
     return list(places_of(persons or ("",) * len(rows)).values())
 
 
@@ -123,7 +123,7 @@ def _require_declared(charter: Charter, config: RunConfig, number: int, rows: Ro
     unit, declared = config.privacy.unit, charter.members[number].examples
     if unit not in ("example", "person"):
         return
-    found = len(rows) if unit == "example" else len(set(rows.group or ()))
+    found = len(rows) if unit == "example" else len(set(rows.person or ()))
     if found != declared:
         raise DataError(
             f"this node's card declares {declared} units ({unit}s) and its data has {found} with room: the guarantee is "

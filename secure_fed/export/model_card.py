@@ -210,7 +210,9 @@ def _membership(found: Mapping[str, Any]) -> dict[str, str]:
     if found.get("auc") is None:
         return {"membership inference": f"no figure: {found.get('why')}"}
     low, high = found["auc_interval"]
-    units = "dummies (dummy units)" if found["of"] == "dummies" else f"{found['unit']}s"
+    units = f"{found['unit']}s"
+    if found["of"] == "dummies":
+        units = f"dummy {'clients' if found['unit'] == 'client' else 'examples'}, which hold nobody's data"
     return {"membership inference": f"AUC {found['auc']:.3f} ({low:.3f} to {high:.3f}), of {units}; 0.5 is chance"}
 
 

@@ -49,7 +49,7 @@ class Problem:
 
     head: names of the parameters that train in full beside the adapter. fixed: the head's names, if it never trains. last: the
     names of its last layer, which computes the scores; empty if the model does not declare its head. confidence: how well a
-    model fits an example. groups: for every client, the group of each example, if privacy protects groups. facts: the facts on
+    model fits an example. persons: for every client, the person of each example, if these are protected. facts: the facts on
     data and clients for the run directory. data_digest, unit_digest: plain digests, for a ledger, of the data before rows are
     held out, and of the assignment of rows to protected units; they could confirm guesses about rows, so they stay in memory.
     warning: a warning to show before training starts, or empty. sizes: the number of each client's units, where most clients'
@@ -71,7 +71,7 @@ class Problem:
     metrics: Metrics
     confidence: Confidence
     tokenizer: Any = None
-    groups: Sequence[Sequence[str]] | None = None
+    persons: Sequence[Sequence[str]] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     data_digest: str = ""
     unit_digest: str = ""
@@ -97,12 +97,12 @@ class Problem:
 
     @property
     def units(self) -> Sequence[int]:
-        """The number of each client's examples, or of its groups if it has groups."""
+        """The number of each client's examples, or of its persons if it names them."""
         if self.sizes is not None:
             return self.sizes
         if self.lazy:
             return Sizes(self.train)
-        return [len(own) for own in self.train] if self.groups is None else [len(set(own)) for own in self.groups]
+        return [len(own) for own in self.train] if self.persons is None else [len(set(own)) for own in self.persons]
 
 
 def is_lazy(train: Sequence[Sequence[Any]]) -> bool:
@@ -139,7 +139,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
             config.data,
             task,
             seed=seed,
-            group=config.privacy.person_column,
+            person=config.privacy.person_column,
             unit=config.privacy.unit,
             non_members=config.evaluation.non_members,
             ranks=config.method.ranks_column,
@@ -182,7 +182,7 @@ def configured(config: RunConfig, *, shapes: bool = False) -> Problem:
         metrics=metrics,
         confidence=confidence(config.data.task, loss),
         tokenizer=tokenizer,
-        groups=partition.groups(source, divided) if config.privacy.unit == "person" else None,
+        persons=partition.persons_of(source, divided) if config.privacy.unit == "person" else None,
         facts=facts,
         data_digest=fingerprint.of_rows(source.whole, *([source.test] if is_declared(source.tested) else [])),
         unit_digest=fingerprint.of_units(*partition.units(config, source, divided)) if private else "",

@@ -177,7 +177,8 @@ _ROWS = (
         ),
         _everything,
     ),
-    # The head alone: the frozen encoder's features are classified, and nothing of the encoder moves. A linear probe, federated.
+    # The classification layer alone: the frozen encoder's features are classified, and nothing of the encoder moves. A linear
+    # probe, federated.
     #
     #     h' = h + mean(h_i - h)   over every parameter h of the head, and of the modules that `method.modules_to_save` names.
     #

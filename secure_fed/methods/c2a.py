@@ -14,7 +14,7 @@ strong skew the shares nearly determine the label, and a network that trains wit
 
 A client's own shares are never sent. Differential privacy covers them like the rest of its training data, since they reach
 the server only through its clipped and noised contribution. Either setting couples examples, so then privacy can protect only
-clients, and neither examples nor groups.
+clients, and neither examples nor persons.
 
 Deviations: eq. (3) uses the class shares of each batch, as estimates of the client's; here they are the shares of all the
 client's examples. Where the labels are no class numbers (tags of tokens, texts to continue) they are uniform. The context of

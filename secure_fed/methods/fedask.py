@@ -10,7 +10,7 @@ Martinsson and Tropp, 2011), both of whose products are sums over the clients:
 with k the rank plus `oversampling` columns (`methods/subspace.py`). The best approximation of rank r of the updated product is
 split into B' = U sqrt(S) and A' = sqrt(S) V^T. The server sends both in every round. As in the paper, there is no denoising.
 
-Trained tensors: both factors; or B alone where gradients are noised (privacy.unit = example or group), because the noises of
+Trained tensors: both factors; or B alone where gradients are noised (privacy.unit = example or person), because the noises of
 both factors would multiply in their product; the program has a switch for it. With B alone, D = mean(B_i - B) A has rank r at
 most, so that both passes are exact, and the rows of A' lie in the row space of A: the SVD changes the basis in which B trains,
 and not the space.

@@ -9,7 +9,7 @@ server's SVD of it changes the basis in which B is written without changing the 
 With orthonormal rows of A, the gradient of B is no longer than the gradient of the product, and noise on B has the same norm in
 the product. As in the paper, there is no denoising. The scale s of the adapter is the same before and after.
 
-The server sends A in every round: after the first it is not made from the seed. Clients send B and the head alone.
+The server sends A in every round: after the first it is not made from the seed. Clients send B and the head.
 
 Limit of the SVD: the rows of mean(B_i) A lie in the row space of A, so as long as the product has full rank, A keeps its row
 space, and only its basis changes. Algorithms that do not depend on the basis (plain SGD, clipping by the Frobenius norm,

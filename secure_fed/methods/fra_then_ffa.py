@@ -6,7 +6,7 @@ the mean product U S V^T into A = V^T, which stays from then on, and B = U S. So
 conditioned as FFA's own orthonormal A.
 
 The server sends A in the FFA rounds too: it is not made from the seed, and a client may be drawn for the first time after the
-switch. Clients send B and the head alone.
+switch. Clients send B and the head.
 
 Under client-level privacy FRA rounds denoise as `fra_lora` does, and the last one splits the denoised product: if sums are
 shrunk, the start plus the shrunk sum of all means. FFA continues from there.

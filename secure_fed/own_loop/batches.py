@@ -114,7 +114,7 @@ def require_samplable(loader: DataLoader[Any]) -> None:
     """DataError for a loader whose examples cannot be drawn by independent coins."""
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise DataError(
-            "the loader's data set has no numbered examples to toss coins for; give one with len() and indices"
+            "the loader's data set has no numbered examples to draw at random; give one with len() and indices"
         )
     if loader.batch_size is None or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         raise DataError(

@@ -80,8 +80,8 @@ class ClientSetup:
 class Client:
     """A client of the federation.
 
-    kept: its personal tensors, once it has trained; it keeps nothing else between rounds. groups: the group of each example,
-    where privacy is for groups. dummies: examples that are nobody's data, drawn beside its own.
+    kept: its personal tensors, once it has trained; it keeps nothing else between rounds. persons: the person of each example,
+    where privacy is for persons. dummies: examples that are nobody's data, drawn beside its own.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Client:
         name: str,
         examples: Sequence[Any],
         setup: ClientSetup,
-        groups: Sequence[Any] | None = None,
+        persons: Sequence[Any] | None = None,
         dummies: Sequence[Any] = (),
     ) -> None:
         self.index = index
         self.name = name
         self.examples = examples
-        self.groups = groups
+        self.persons = persons
         self.dummies = dummies
         self._setup = setup
         self._before = self._after = Tensors()
@@ -252,12 +252,12 @@ class Client:
     def _charged(self, job: Job, request: Request) -> Job:
         """The job with private steps, as many as the client's budget has left."""
         setup, protection = self._setup, self._setup.protection
-        units = len(set(self.groups)) if self.groups is not None else len(self.examples)
+        units = len(set(self.persons)) if self.persons is not None else len(self.examples)
         count = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
         self._takes_part = count > 0
         stream = protection.entropy.stream("gradients", request.round, self.index)
         steps = PrivateSteps(
-            protection.mechanism, request.clip_norm, count, stream, self.groups, setup.person_examples, self.dummies
+            protection.mechanism, request.clip_norm, count, stream, self.persons, setup.person_examples, self.dummies
         )
         return replace(job, private=steps)
 
@@ -285,7 +285,7 @@ class Client:
             return setup.train(setup.objective, job)
 
     def _rng(self, round_: int) -> np.random.Generator:
-        """The generator of order, dropout, and the choice of a group's examples: seeded without privacy, secret with it.
+        """The generator of order, dropout, and the choice of a person's examples: seeded without privacy, secret with it.
 
         These numbers are drawn in sequence, by the positions of clients and examples. If they were public, one unit more or
         less would change the numbers of all other units, and so the sum by more than one unit's share. Drawn in secret, the

@@ -18,7 +18,7 @@ the secret coins. So the score of a dummy grows in every round by
 
     log(1 - p + p exp(sum over passes of s x - s^2 / 2)),
 
-the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, groups) the
+the most powerful score where this holds (Neyman and Pearson). Where noise is in the steps of training (examples, persons) the
 distance that a dummy moves a mean is not known, and its score grows by p times the sum of its x. Where the server's noise is
 correlated over rounds, releases of several rounds together contain more information than each alone: see `whitened_evidence`.
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class Population:
     """The parties that a plan counts.
 
-    names: of the clients. units: examples, or groups of examples, at each client. cohorts: the sampler of cohorts. passes:
+    names: of the clients. units: examples, or persons, at each client. cohorts: the sampler of cohorts. passes:
     releases a round. mechanism: makes the user's own mechanism from a noise multiplier.
     """
 
@@ -137,7 +137,7 @@ def of_turns(config: RunConfig, population: Population) -> Plan:
 
     order, rounds, quantile = population.cohorts, config.federation.rounds, config.privacy.clip_quantile
     if not isinstance(order, PublicOrder):
-        raise TypeError("the cohorts of a public order are not drawn by coins")
+        raise TypeError("the cohorts of a public order are not drawn at random")
     shares = config.privacy.noise == "distributed"
     correlation = correlation_of(config, order)
     made: Made = Gaussian
@@ -166,7 +166,7 @@ def of_shares(config: RunConfig, population: Population) -> Plan:
     passes, hidden = population.passes, config.privacy.hidden_cohort
     if passes > 1 and hidden:
         raise ConfigError(
-            f"privacy.hidden_cohort is refused with {passes} passes a round over one coin toss of each client: no bound is "
+            f"privacy.hidden_cohort is refused with {passes} passes a round over one secret coin of each client: no bound is "
             "proven for the cost of the second pass; use a method of one pass (e.g. FRA with method.transport_form = 'dense')"
         ).about("privacy.hidden_cohort", hidden, "a method of one pass a round")
     releases = config.federation.rounds * passes

@@ -191,7 +191,7 @@ def protect(
 ) -> Protection:
     """The protection that a configuration requests; without a unit none, beside the dummies that it requests.
 
-    names: of the clients. units: examples, or groups of examples, at each client. passes: releases a round. numbers: the number
+    names: of the clients. units: examples, or persons, at each client. passes: releases a round. numbers: the number
     of trained coordinates; 0 where it is unknown, and then there are only the dummies that the configuration requests.
     mechanism: makes the user's own mechanism from a noise multiplier. allows: whether the masked sums of the configuration are
     possible with a number of dummy clients.
@@ -237,8 +237,8 @@ def _require_as_seldom(dummies: Count, room: Room, cohorts: Sampler) -> None:
     """Refuse a number of dummies that would take part more often than a client: an audit would find more than is promised."""
     if isinstance(cohorts, FixedSize) and 0 < dummies.dummies < room.fewest:
         raise ConfigError(
-            f"evaluation.dummies is {dummies.dummies}: cohorts of fixed size have one dummy at least, so each would take "
-            f"part more often than a client; set it to {room.fewest} or more, or to 0"
+            f"evaluation.dummies is {dummies.dummies}: cohorts of fixed size have one dummy client at least, so each would "
+            f"take part more often than a client; set it to {room.fewest} or more, or to 0"
         ).about("evaluation.dummies", dummies.dummies, f"at least {room.fewest}, or 0")
 
 
@@ -261,7 +261,7 @@ def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: 
     bits: Literal[32, 64] = 32 if config.secure_aggregation.bits == 32 else 64
     if silent and counted < 1:
         raise ConfigError(
-            f"evaluation.dummies puts {silent} dummies beside {everybody - silent} clients of a sum; after the assumed "
+            f"evaluation.dummies puts {silent} dummy clients beside {everybody - silent} clients of a sum; after the assumed "
             "dropouts and colluding clients no share of noise is certain to remain: lower it, or secure_aggregation.dropout "
             "and corrupt"
         ).about("evaluation.dummies", silent, "fewer, so that a share of noise is left to count on")
@@ -401,7 +401,7 @@ def require_open_sums(config: RunConfig, passes: int) -> None:
         if refused:
             raise ConfigError(
                 f"{setting} = {value!r} is refused with a mechanism of your own, which can noise only one unmasked sum a "
-                f"round, over clients drawn by coins: set it to {limit}"
+                f"round, over clients drawn at random: set it to {limit}"
             ).about(setting, value, f"{limit} with a mechanism of your own")
 
 

@@ -434,9 +434,9 @@ def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Clie
     beside = dummy_examples(pool, pool.members)
 
     def client(index: int) -> Client:
-        name, groups = problem.names[index], problem.groups
-        group = None if groups is None else groups[index]
-        return Client(index, name, problem.train[index], setups.get(name, setup), group, beside.get(name, ()))
+        name, persons = problem.names[index], problem.persons
+        own = None if persons is None else persons[index]
+        return Client(index, name, problem.train[index], setups.get(name, setup), own, beside.get(name, ()))
 
     if problem.lazy:
         return Registered(len(problem.train), client)

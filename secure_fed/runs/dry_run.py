@@ -204,9 +204,9 @@ def _job(assembly: Assembly, number: int) -> Job:
     problem, protection = assembly.problem, assembly.protection
     settings, examples, steps = assembly.config.training, problem.train[number], None
     if protection.placement.step_noise:
-        groups = None if problem.groups is None else problem.groups[number]
+        persons = None if problem.persons is None else problem.persons[number]
         count, stream = planned_steps(len(examples), settings), SystemEntropy().stream("dry run")
-        steps = PrivateSteps(protection.mechanism, protection.clip_norm, count, stream, groups)
+        steps = PrivateSteps(protection.mechanism, protection.clip_norm, count, stream, persons)
     trainable = assembly.method.plan(assembly.initial).trainable
     rng = np.random.default_rng(0)
     return Job(assembly.initial.tensors, trainable, examples, problem.collate, settings, 0.0, rng, steps, problem.last)

@@ -104,7 +104,7 @@ def of_pool(assembly: Assembly, state: State, held: AuditPool) -> dict[str, Any]
     if held.why:
         return nothing | {"why": held.why}
     if not 0 < members < len(held.units):
-        return nothing | {"why": "all coins of the audit pool fell on the same side"}
+        return nothing | {"why": "by chance all units of the audit pool are on one side: trained on, or held out"}
     if dummies:
         scores: NDArray[np.float64] | None = kept_scores(state, held)
     else:
@@ -280,7 +280,7 @@ _NOT_ALONG = (
     "canary's direction, run `secure-fed audit`"
 )
 _NAMED = (
-    "The non-members are the rows that were named as such. No coin chose them: if they differ from the training rows for "
+    "The non-members are the rows that were named as such, not chosen at random: if they differ from the training rows for "
     "another reason (time, source, preparation), the figure shows this difference as well."
 )
 _BY = "The non-members are the test rows, which were held out of the same data"

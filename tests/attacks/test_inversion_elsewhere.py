@@ -55,7 +55,7 @@ def texts(seed: int, count: int) -> list[dict[str, Any]]:
     return [{"input_ids": row.tolist(), "attention_mask": [1] * LENGTH, "labels": int(row[1] % 3)} for row in ids]
 
 
-class Reader(nn.Module):
+class Classifier(nn.Module):
     """A classifier of one's own that reads texts, returns a tensor, and takes nothing but input_ids."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Reader(nn.Module):
         return scores
 
 
-class Pooled(Reader):
+class Pooled(Classifier):
     """It says what embeds its tokens, and means them before the first layer with an adapter."""
 
     def get_input_embeddings(self) -> nn.Module:
@@ -84,14 +84,14 @@ class Named(Pooled):
     """It calls its input otherwise."""
 
     def forward(self, words: Tensor) -> Tensor:  # type: ignore[override]
-        return Reader.forward(self, words)
+        return Classifier.forward(self, words)
 
 
 class Told(Pooled):
     """It is built as the inversion needs it."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        return Reader.forward(self, input_ids, attention_mask)
+        return Classifier.forward(self, input_ids, attention_mask)
 
 
 def stacked(items: list[Any]) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def test_numbers_have_no_tokens_and_labels_are_counted_of_models_that_return_a_t
     assert found["l1_error"] < found["baseline_l1"]
 
 
-@pytest.mark.parametrize(("model", "collate"), [(Reader, None), (Pooled, None), (Named, stacked)])
+@pytest.mark.parametrize(("model", "collate"), [(Classifier, None), (Pooled, None), (Named, stacked)])
 def test_models_that_cannot_be_read(model: type[nn.Module], collate: Any) -> None:
     """Which of its layers embeds tokens is not said; it does not read one vector a token; it calls its input otherwise."""
     of = own_texts(model(), collate=collate, settings={"method.target_modules": ["query"]})

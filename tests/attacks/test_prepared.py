@@ -311,7 +311,7 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
         arguments = ["audit", "prepare", str(data), "--out", str(tmp_path / name), "--canaries", "labels"]
         assert main([*arguments, "--count", "80"]) == 0
         printed = capsys.readouterr().out
-        assert "which commits to 80 coins" in printed
+        assert "which fixes unseen who of 80 candidates trains" in printed
         assert shlex.split(printed.splitlines()[-1])[-4:] == ["MODEL", str(tmp_path / name), "--adapter", "ADAPTER"]
     adapter = trained(tmp_path / "adapter", lines_of(tmp_path / "own/train.jsonl"), 30)
     model = ["audit", "prepared", "builtin/tiny", "--adapter", str(adapter), "--max-length", str(LENGTH)]

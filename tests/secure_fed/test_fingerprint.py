@@ -66,21 +66,21 @@ def unit(data: Path, **more: Any) -> tuple[str, str]:
     usual = {"data.train": str(data), "data.test": str(data), "privacy.noise_multiplier": 1.0, "federation.clients": 2}
     chosen = {**usual, **{name.replace("__", "."): value for name, value in more.items()}}
     config = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in chosen.items()})  # type: ignore[misc]
-    asked = {"group": config.privacy.person_column, "unit": config.privacy.unit}
+    asked = {"person": config.privacy.person_column, "unit": config.privacy.unit}
     source = sources.load(config.data, tasks.build(config.data), seed=config.federation.seed, **asked)
     units = partition.units(config, source, partition.divide(config, source))
     return unit_name(config), fingerprint.of_units(*units)
 
 
 def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path, tmp_path: Path) -> None:
-    def group(column: str, **more: Any) -> tuple[str, str]:
+    def person(column: str, **more: Any) -> tuple[str, str]:
         return unit(ward, privacy__unit="person", privacy__person_column=column, **more)
 
     sites = {"data__client": "site", "federation__clients": None}
-    patients = group("patient")
+    patients = person("patient")
     assert patients[0] == "patient"
-    assert patients == group("patient", federation__seed=5), "whichever client holds a patient"
-    assert patients == group("patient", **sites)
+    assert patients == person("patient", federation__seed=5), "whichever client holds a patient"
+    assert patients == person("patient", **sites)
     clients = unit(ward, privacy__unit="client", **sites)
     assert clients == unit(ward, privacy__unit="client", federation__seed=5, **sites)
     assert clients[0] == "site"
@@ -88,12 +88,12 @@ def test_units_are_told_apart_by_their_rows_and_not_by_who_holds_them(ward: Path
     assert [name for name, _ in drawn] == ["client"] * 2
     examples = unit(ward, privacy__unit="example")
     assert examples == unit(ward, privacy__unit="example", federation__seed=5)
-    different = [patients, group("doctor"), clients, *drawn, examples]
+    different = [patients, person("doctor"), clients, *drawn, examples]
     assert len({digest for _, digest in different}) == len(different)
     assert unit(ward, privacy__unit="client", privacy__ledger="l", privacy__unit_name="ward", **sites)[0] == "ward"
     with ward.open("a") as file:
         file.write('{"text": "one more", "label": "a", "patient": "p0", "doctor": "d0", "site": "s0"}\n')
-    assert group("patient")[1] != patients[1]
+    assert person("patient")[1] != patients[1]
 
 
 @pytest.mark.parametrize("protected", ["client", "person", "example"])
@@ -105,7 +105,7 @@ def test_another_seed_holds_out_other_rows_and_makes_no_other_units(ward: Path, 
         more |= {"privacy__person_column": "patient"}
     seeds = (0, 2, 4)
     own = DataConfig(train=str(ward), client=more.get("data__client", ""), test_fraction=0.5)
-    asked = {"group": more.get("privacy__person_column", ""), "unit": protected}
+    asked = {"person": more.get("privacy__person_column", ""), "unit": protected}
     loaded = (sources.load(own, tasks.build(own), seed=seed, **asked) for seed in seeds)
     assert len({one.train.text for one in loaded}) > 1
     held_out = {unit(ward, federation__seed=seed, **more) for seed in seeds}

@@ -95,7 +95,7 @@ def test_copies_share_their_lot_and_are_not_asked_about() -> None:
     counts = [trained.count(one) for one in twice]
     assert set(counts) == {0, 2}
     assert len(found.copies) == 2 * counts.count(0)
-    assert f"{280 - len(trained)} of 280 examples, chosen by coins, are not trained" in " ".join(federation.notes)
+    assert f"{280 - len(trained)} of 280 examples, chosen at random, are not trained" in " ".join(federation.notes)
     for one, member in lots(held(WIDE, whole)).items():
         assert (one in trained) is member  # an added copy changes no other coin
 
@@ -179,16 +179,16 @@ def test_if_the_coins_hold_everybody_out_it_is_said(unit: str, monkeypatch: pyte
 def test_groups_stay_together() -> None:
     protected = {"privacy.unit": "person", "privacy.epsilon": 8.0, "privacy.person_column": "patient"}
     federation = toys.federation(train=numbered((40, 40)))
-    groups = [[f"patient {i // 4}" for i in range(40)]] * 2
-    parts = replace(federation.assembly.problem, groups=groups, train=federation.assembly.audit_pool.train)
+    persons = [[f"patient {i // 4}" for i in range(40)]] * 2
+    parts = replace(federation.assembly.problem, persons=persons, train=federation.assembly.audit_pool.train)
     found = pool(toys.config(WIDE | protected), parts)
     assert found.kind == "person"
     assert {len(unit.examples) for unit in found.units} == {4}
     dealt = found.split(found.members)
-    assert dealt.groups is not None
-    for own, whose in zip(dealt.train, dealt.groups, strict=True):
+    assert dealt.persons is not None
+    for own, whose in zip(dealt.train, dealt.persons, strict=True):
         assert len(own) == len(whose)
-        assert all(whose.count(group) == 4 for group in whose)
+        assert all(whose.count(person) == 4 for person in whose)
 
 
 def test_too_few_units_all_train_and_the_reason_is_said() -> None:

@@ -364,9 +364,9 @@ def test_what_protects_a_person_keeps_their_examples_at_one_client(small_model: 
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     privacy = ("privacy.unit=group", "privacy.person_column=who", "privacy.noise_multiplier=1")
     found = parts(small_model, file, f"data.test={file}", CLIENTS, *privacy)
-    assert found.groups is not None
-    held = [set(own) for own in found.groups]
+    assert found.persons is not None
+    held = [set(own) for own in found.persons]
     assert len(held) == 4
     assert sum(map(len, held)) == 13, "nobody is at two clients"
-    assert [len(own) for own in found.groups] == [len(own) for own in found.train]
+    assert [len(own) for own in found.persons] == [len(own) for own in found.train]
     assert sum(map(len, found.train)) == 78

@@ -106,10 +106,10 @@ def test_the_figure_of_a_private_result_has_epsilon_and_nothing_that_is_withheld
 def test_how_many_are_held_out_is_said_of_runs_without_privacy_alone() -> None:
     half = {"evaluation.audit_fraction": 0.5}
     counted = " ".join(toys.federation(half, sizes=(30, 30, 30)).notes)
-    assert re.search(r"\d+ of 90 examples, chosen by coins, are not trained on", counted)
+    assert re.search(r"\d+ of 90 examples, chosen at random, are not trained on", counted)
     settings = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0, **half}
     uncounted = " ".join(private_toys.federation(settings, sizes=(30, 30, 30)).notes)
-    assert "some examples, chosen by coins, are not trained on" in uncounted
+    assert "some examples, chosen at random, are not trained on" in uncounted
 
 
 def test_a_callback_is_given_a_result_that_shows_itself(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def oracle(setting: Setting, job: Job) -> Tensors:
             for name, part in zip(moving, torch.autograd.grad(loss, list(moving.values())), strict=True)
         }
 
-    units = [[job.examples[i] for i in members] for members in members_of(len(job.examples), steps.groups)]
+    units = [[job.examples[i] for i in members] for members in members_of(len(job.examples), steps.persons)]
     sampler = batch_sampler(len(units), job.settings)
     for _ in range(steps.count):
         coins = steps.stream.uniform(len(units))

@@ -168,8 +168,8 @@ def of_persons(model: Path, folder: Path, **changed: Any) -> Federation:
 def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     built = of_persons(small_model, persons)
     problem = built.assembly.problem
-    assert problem.groups is not None
-    assert [len(own) for own in problem.train] == [len(own) for own in problem.groups] == problem.units == [12] * 4
+    assert problem.persons is not None
+    assert [len(own) for own in problem.train] == [len(own) for own in problem.persons] == problem.units == [12] * 4
     said = built.run().summary
     assert said["unit"] == "person"
     assert said["sampling_rate"] == pytest.approx(4 / 12)

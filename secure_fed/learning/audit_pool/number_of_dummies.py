@@ -12,7 +12,7 @@ a noise of (z C)^2, so that the variance of the noise seems larger by the share
     central          k / (2 d z^2)
     distributed      the same, plus the part of the noise shares that may be lost to dropped or colluding clients among k more
     local            k / R (1 + 1 / (2 d z^2)), since a dummy adds noise to its contribution like every client
-    steps            b m / n / (2 d z^2): a step draws b of n examples (or groups), and the same share of m dummies
+    steps            b m / n / (2 d z^2): a step draws b of n examples (or persons), and the same share of m dummies
 
 The number of a run by default. It would have `wanted` dummies: 100, whose AUC has an interval of about .1 on either side, or a
 tenth as many as its units where that is more, at most 2,000, and fewer, down to 20, where a direction has so many numbers that
@@ -42,7 +42,7 @@ _NUMBERS = 1 << 28  # of all directions together: computing them takes seconds i
 
 @dataclass(frozen=True)
 class Room:
-    """Public numbers of a run. units: the number of clients, or of all their examples or groups. expected: the expected number
+    """Public numbers of a run. units: the number of clients, or of all their examples or persons. expected: the expected number
     of units in a release: a sum's cohort, or a step's batch. numbers: the number of trained entries. noise_multiplier: z; 0
     without privacy. own_noise: whether every client noises its own contribution, dummies too. shares: of a number of dummies,
     the noise shares of honest clients that a sum then has at least; None if noise is not made of shares. allows: whether masked
@@ -104,7 +104,8 @@ def count(config: RunConfig, room: Room) -> Count:
         cost = 100 * room.cost(FEWEST)
         return Count(
             0,
-            f"dummies cost at most {COST:.0%} of the noise by default, and {FEWEST}, which a figure needs, would cost "
+            f"dummy units, which hold nobody's data, cost at most {COST:.0%} of the noise by default, and the {FEWEST} that a "
+            "figure needs would cost "
             + (f"{cost:.2g} %; evaluation.dummies = {FEWEST} adds them anyway" if math.isfinite(cost) else "all of it"),
         )
     fit = room.most(lambda dummies: dummies <= cheap and room.allows(dummies))
@@ -113,12 +114,12 @@ def count(config: RunConfig, room: Room) -> Count:
     if fit >= FEWEST:
         return Count(
             0,
-            f"{fit} dummies fit, and {room.fewest} are needed, so that none takes part more often than a client and no masked "
-            "sum of a public order is without one",
+            f"{fit} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client and no "
+            "masked sum of a public order is without one",
         )
     return Count(
         0,
-        f"masked sums allow {fit} dummies beside their clients, and a figure needs {FEWEST}: lower "
+        f"masked sums allow at most {fit} dummy client{'' if fit == 1 else 's'}, and a figure needs {FEWEST}: lower "
         "secure_aggregation.dropout or corrupt, or raise federation.cohort",
     )
 
@@ -126,7 +127,7 @@ def count(config: RunConfig, room: Room) -> Count:
 def dummies(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
     """The dummies of a federation of these clients, with their coins tossed. units: the number of each client's units.
 
-    Beside clients, dummies are separate clients, "dummy-0007". Beside examples or groups, each is an example at a client,
+    Beside clients, dummies are separate clients, "dummy-0007". Beside examples or persons, each is an example at a client,
     "client-0003/dummy-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
     the seed. Neither the coin nor the direction depends on anybody's data.
     """

@@ -1,6 +1,6 @@
 """The audit pool of a run: members and held-out units, chosen by coins, so that members and non-members differ in nothing else.
 
-A protected unit (an example; with group-level privacy a group, with client-level privacy a whole client) enters the audit pool
+A protected unit (an example; with privacy for persons a person, with client-level privacy a whole client) enters the audit pool
 with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
 entirely: an example from its client's data, a client from the federation. A pool of dummies (`dummies.py`) holds out nothing.
 
@@ -50,7 +50,7 @@ class AuditPool:
     """The audit pool of a run.
 
     kind: the kind of unit: "example", "person" or "client". members: (units,) whether each unit trains. why: the reason, if
-    there is no pool. names, train, groups: of all clients, before the holding out. copies: held-out examples that occur more
+    there is no pool. names, train, persons: of all clients, before the holding out. copies: held-out examples that occur more
     than once, which are no units. of: the origin of the units, "data", or "dummies", which are nobody's data; directions:
     whether units pull the model along directions of their own.
     """
@@ -58,7 +58,7 @@ class AuditPool:
     kind: str
     names: Sequence[str]
     train: Sequence[Sequence[Any]]
-    groups: Sequence[Sequence[str]] | None = None
+    persons: Sequence[Sequence[str]] | None = None
     units: tuple[Unit, ...] = ()
     members: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=bool))
     why: str = ""
@@ -73,8 +73,8 @@ class AuditPool:
         if self.kind == "client":
             gone = {place.client for place in out}
             stay = [client for client in range(len(self.names)) if client not in gone]
-            groups = None if self.groups is None else [self.groups[client] for client in stay]
-            return Split([self.names[client] for client in stay], [self.train[client] for client in stay], groups)
+            persons = None if self.persons is None else [self.persons[client] for client in stay]
+            return Split([self.names[client] for client in stay], [self.train[client] for client in stay], persons)
         kept = [np.ones(len(own), dtype=bool) for own in self.train]
         for place in out:
             kept[place.client][place.at] = False
@@ -82,7 +82,7 @@ class AuditPool:
         def left(every: Sequence[Sequence[Any]]) -> list[Any]:
             return [taken(own, np.flatnonzero(keep)) for own, keep in zip(every, kept, strict=True)]
 
-        return Split(list(self.names), left(self.train), None if self.groups is None else left(self.groups))
+        return Split(list(self.names), left(self.train), None if self.persons is None else left(self.persons))
 
     @property
     def digest(self) -> str:
@@ -106,7 +106,7 @@ class AuditPool:
         every = {"client": len(self.train), "example": sum(map(len, self.train))}.get(self.kind)
         some = f"{out:,}" + ("" if every is None else f" of {every:,}") if counted else "some"
         return (
-            f"{some} {self.kind}s, chosen by coins, are not trained on, to measure membership inference"
+            f"{some} {self.kind}s, chosen at random, are not trained on, to measure membership inference"
             " (evaluation.audit_fraction; 0 trains on all)"
         )
 
@@ -127,11 +127,11 @@ class Place:
 
 @dataclass(frozen=True)
 class Split:
-    """A division of the examples: the clients that train, and the examples and groups of each."""
+    """A division of the examples: the clients that train, and the examples and persons of each."""
 
     names: list[str]
     train: list[Sequence[Any]]
-    groups: list[Sequence[str]] | None
+    persons: list[Sequence[str]] | None
 
 
 def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
@@ -145,21 +145,21 @@ def hold_out(config: RunConfig, problem: Problem) -> tuple[AuditPool, Problem]:
     if not any(map(len, divided.train)):
         whole = f"{len(held.names)} clients" if held.kind == "client" else f"{sum(map(len, held.train))} examples"
         raise ConfigError(
-            f"evaluation.audit_fraction is {config.audit_fraction:g}, and the coins of federation.seed = "
-            f"{config.federation.seed} hold out all {whole} for the audit, so that nothing is left to train on: lower "
+            f"evaluation.audit_fraction is {config.audit_fraction:g}, and federation.seed = "
+            f"{config.federation.seed} happens to hold out all {whole} for the audit, so nothing is left to train on: lower "
             "evaluation.audit_fraction, or set another federation.seed"
         ).about("evaluation.audit_fraction", config.audit_fraction, "lower, so that somebody trains")
     facts = {**problem.facts, "clients": divided.names, "audit": {"units": len(held.units), "digest": held.digest}}
     collate = reading(problem.collate) if held.directions else problem.collate
     return held, replace(
-        problem, names=divided.names, train=divided.train, groups=divided.groups, facts=facts, collate=collate
+        problem, names=divided.names, train=divided.train, persons=divided.persons, facts=facts, collate=collate
     )
 
 
 def pool(config: RunConfig, problem: Problem) -> AuditPool:
     """The audit pool of a configuration over a problem, with its coins tossed, before any example is held out."""
     kind = kind_of(config)
-    held = AuditPool(kind, problem.names, problem.train, problem.groups)
+    held = AuditPool(kind, problem.names, problem.train, problem.persons)
     share = config.audit_fraction
     if share == 0:
         return replace(held, why="evaluation.audit_fraction is 0, so every unit trained")
@@ -196,7 +196,7 @@ def pool(config: RunConfig, problem: Problem) -> AuditPool:
 
 def everything(problem: Problem) -> AuditPool:
     """The pool of all examples, each of them a unit and a member."""
-    held = AuditPool("example", problem.names, problem.train, problem.groups)
+    held = AuditPool("example", problem.names, problem.train, problem.persons)
     places, names, _ = zip(*_candidates(held), strict=True)
     units = [
         Unit(name, held.names[place.client], taken(held.train[place.client], place.at))
@@ -215,11 +215,11 @@ def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:
     found = []
     for client, name in enumerate(held.names):
         own = held.train[client]
-        if held.kind == "person" and held.groups is not None:
-            members = places_of(held.groups[client])
+        if held.kind == "person" and held.persons is not None:
+            members = places_of(held.persons[client])
             found += [
-                (Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(group)]).encode())
-                for number, (group, at) in enumerate(members.items())
+                (Place(client, np.array(at)), f"{name}/{number}", json.dumps([name, str(person)]).encode())
+                for number, (person, at) in enumerate(members.items())
             ]
         else:
             found += [

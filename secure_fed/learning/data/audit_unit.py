@@ -12,7 +12,7 @@ from typing import Any, overload
 
 @dataclass(frozen=True)
 class Unit:
-    """One unit of the audit pool. name: "client-0007", or "client-0007/13" for the 14th example (or group) of that client."""
+    """One unit of the audit pool. name: "client-0007", or "client-0007/13" for the 14th example (or person) of that client."""
 
     name: str
     client: str

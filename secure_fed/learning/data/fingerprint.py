@@ -23,7 +23,7 @@ def of_rows(*parts: Rows) -> str:
     digest = hashlib.sha256()
     for rows in parts:
         columns = (rows.label_names, rows.text, rows.text_b, rows.label, rows.client)
-        for column in (*columns, *((rows.group,) if rows.group is not None else ())):
+        for column in (*columns, *((rows.person,) if rows.person is not None else ())):
             for text in _as_json(column):
                 digest.update(text.encode())
     return digest.hexdigest()

@@ -63,7 +63,7 @@ def whole_clients(rows: Rows, fraction: float, seed: int) -> tuple[Indices, Indi
 
 def each_by_itself(rows: Rows, fraction: float, seed: int, *, persons: bool) -> tuple[Indices, Indices]:
     """Every example (or person) is a test row with probability `fraction`, independently of all others."""
-    identities: Any = rows.group if persons else zip(rows.text, rows.text_b or rows.text, strict=True)
+    identities: Any = rows.person if persons else zip(rows.text, rows.text_b or rows.text, strict=True)
     out = [_number(identity, seed) < fraction for identity in identities or ()]
     train, test = _sides(out)
     owners = rows.client or ("everybody",) * len(rows)

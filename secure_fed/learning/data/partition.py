@@ -53,7 +53,7 @@ def divide(config: RunConfig, source: sources.Source) -> Partition:
     languages = source.languages
     if config.privacy.unit != "person" or kind_of(config, source) == "natural":
         return _divided_rows(config, source, languages)
-    persons = list(places_of(source.train.group or ()).values())
+    persons = list(places_of(source.train.person or ()).values())
     first = [examples[0] for examples in persons]
     firsts = replace(source, train=source.train.take(first))
     divided = _divided_rows(config, firsts, None if languages is None else [languages[index] for index in first])
@@ -159,9 +159,9 @@ def among(divided: Partition, places: NDArray[np.int64]) -> Partition:
     return Partition(divided.names, [part[np.isin(part, places)] for part in divided.parts])
 
 
-def groups(source: sources.Source, divided: Partition) -> list[list[str]]:
+def persons_of(source: sources.Source, divided: Partition) -> list[list[str]]:
     """The person that each example of each client is about."""
-    whose = source.train.group or ()
+    whose = source.train.person or ()
     return [[whose[int(index)] for index in part] for part in divided.parts]
 
 
@@ -178,7 +178,10 @@ def units(config: RunConfig, source: sources.Source, divided: Partition) -> tupl
     if unit == "client" and not natural:
         return source.train, [list(map(int, part)) for part in divided.parts]
     nobody = ("",) * len(rows)
-    owners, persons = (rows.client if natural else None) or nobody, (rows.group if unit == "person" else None) or nobody
+    owners, persons = (
+        (rows.client if natural else None) or nobody,
+        (rows.person if unit == "person" else None) or nobody,
+    )
     return rows, list(places_of(zip(owners, persons, strict=True)).values())
 
 

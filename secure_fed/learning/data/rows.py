@@ -344,7 +344,7 @@ class Rows:
     label_names: the classes, in the order of their index; empty if the task has none
     text_b:      the second text of each, or a list of them, or None
     client:      the name of the client (site, user, file) each example belongs to, or None
-    group:       the name of the person each example is about, or None
+    person:      the name of the person each example is about, or None
     """
 
     text: Sequence[Any]
@@ -352,10 +352,10 @@ class Rows:
     label_names: tuple[str, ...]
     text_b: Sequence[Any] | None = None
     client: tuple[str, ...] | None = None
-    group: tuple[str, ...] | None = None
+    person: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("label", "text_b", "client", "group"):
+        for name in ("label", "text_b", "client", "person"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.text):
                 raise ValueError(f"column {name!r} has {len(column)} entries and 'text' has {len(self.text)}")
@@ -371,7 +371,7 @@ class Rows:
     def take(self, indices: Iterable[int]) -> Rows:
         """The examples at `indices`, in that order."""
         order = [int(index) for index in indices]
-        columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "group")}
+        columns = {name: getattr(self, name) for name in ("text", "label", "text_b", "client", "person")}
         some: dict[str, Any] = {name: column and taken(column, order) for name, column in columns.items()}
         return replace(self, **some)
 

@@ -167,15 +167,15 @@ def _expanded(paths: Sequence[Path], of_folder: Callable[[Path], list[Path]] = t
 
 
 def require_columns(
-    data: DataConfig, columns: Columns, group: str = "", non_members: str | Sequence[str] = "", ranks: str = ""
+    data: DataConfig, columns: Columns, person: str = "", non_members: str | Sequence[str] = "", ranks: str = ""
 ) -> None:
     """Refuse a missing file, or a file without a column that the task (`columns`) or [data] needs."""
     named, others = find(data) or Named((), ()), files_of_non_members(non_members)
     if generated(data):
-        require_columns_of_notes(data, group, ranks)
+        require_columns_of_notes(data, person, ranks)
         return
     read = {"data.text": columns.text, "data.text_b": columns.text_b, "data.label": columns.label}
-    owned = {"data.client": data.client, **_others(data, group, ranks)}
+    owned = {"data.client": data.client, **_others(data, person, ranks)}
     for setting, paths, needed in (
         ("data.train", named.train, read | owned),
         ("data.test", named.test, read),
@@ -190,16 +190,16 @@ def require_columns(
                     head.column(name, chosen_by)
 
 
-def _others(data: DataConfig, group: str, ranks: str) -> dict[str, str]:
+def _others(data: DataConfig, person: str, ranks: str) -> dict[str, str]:
     """The columns of training rows beside the task's and the clients', by their settings."""
-    return {"privacy.person_column": group, "data.language": language_column(data), "method.ranks_column": ranks}
+    return {"privacy.person_column": person, "data.language": language_column(data), "method.ranks_column": ranks}
 
 
-def require_columns_of_notes(data: DataConfig, group: str, ranks: str = "") -> None:
+def require_columns_of_notes(data: DataConfig, person: str, ranks: str = "") -> None:
     """Refuse a column that the built-in notes do not have."""
     if data.client not in ("", "site"):
         raise DataError(f"data.client is {data.client!r}; {_BUILTIN} has one such column, 'site'")
-    for setting, column in _others(data, group, ranks).items():
+    for setting, column in _others(data, person, ranks).items():
         if column:
             raise DataError(f"{setting} is {column!r}, but {_BUILTIN} has no such column; use files")
 
@@ -243,7 +243,7 @@ def load(
     task: OfClasses,
     *,
     seed: int,
-    group: str = "",
+    person: str = "",
     unit: str = "none",
     non_members: str | Sequence[str] = "",
     ranks: str = "",
@@ -252,7 +252,7 @@ def load(
 
     `data.train` overrides `data.name`. Without test data, `data.test_fraction` of the training rows is held
     out by `seed`. The column `data.client` names the client of an example; without it, each file of a list is
-    one client, with the file's name. `group` is the column that names the person of a training example. unit:
+    one client, with the file's name. `person` is the column that names the person of a training example. unit:
     the unit of privacy, which is held out as a whole. non_members: files of rows that no client trains on. ranks: the column
     with the rank of a training row's client.
     """
@@ -260,12 +260,12 @@ def load(
     if generated(data):
         from secure_fed.learning.data import notes
 
-        require_columns_of_notes(data, group, ranks)
+        require_columns_of_notes(data, person, ranks)
         train = notes.generate(data.examples, seed=seed, split="train")
         test = notes.generate(data.test_examples, seed=seed, split="test")
         return Source(train, test, train, keyed=data.client == "site")
     language = language_column(data)
-    wanted = _wanted(task, data.client, group, language, ranks)
+    wanted = _wanted(task, data.client, person, language, ranks)
     if named:
         read = [files.read(path, wanted, "data.train") for path in named.train]
         tables = _Tables(read, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
@@ -273,7 +273,7 @@ def load(
         tables = _from_hub(data, wanted, task.columns.label)
     _require_texts(task, tables.train, tables.test)
     train, test = task.read(tables.train, tables.test)
-    train = _owned(data, train, tables.train, need_client=True, group=group)
+    train = _owned(data, train, tables.train, need_client=True, person=person)
     if train.client is None and tables.owners is not None:
         owned = zip(tables.owners, tables.train, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
@@ -344,11 +344,11 @@ def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -
     require_text_to_learn(train, [(name, setting) for setting, name in columns if name in task.learned])
 
 
-def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, group: str = "") -> Rows:
-    """The rows with their clients and groups from the tables; test tables may lack the client column."""
+def _owned(data: DataConfig, rows: Rows, tables: Sequence[Table], *, need_client: bool, person: str = "") -> Rows:
+    """The rows with their clients and persons from the tables; test tables may lack the client column."""
     has_client = data.client and (need_client or all(data.client in table.columns for table in tables))
     client = _keys(tables, data.client, "data.client") if has_client else None
-    return replace(rows, client=client, group=_keys(tables, group, "privacy.person_column") if group else None)
+    return replace(rows, client=client, person=_keys(tables, person, "privacy.person_column") if person else None)
 
 
 def _keys(tables: Sequence[Table], name: str, setting: str) -> tuple[str, ...]:
@@ -383,12 +383,12 @@ def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool
 
 
 def of_known_classes(
-    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, group: str = ""
+    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, person: str = ""
 ) -> Rows:
     """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
-    tables = of_one_party(task, paths, setting, group)
+    tables = of_one_party(task, paths, setting, person)
     rows = task.rows(tables, classes)
-    return replace(rows, group=_keys(tables, group, "privacy.person_column")) if group else rows
+    return replace(rows, person=_keys(tables, person, "privacy.person_column")) if person else rows
 
 
 def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str) -> list[Table]:

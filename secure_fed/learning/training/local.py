@@ -79,7 +79,7 @@ class Job:
     the head's last layer, which has another learning rate (`TrainingConfig.head_times`). settings: the optimiser, the batch
     size and the number of steps. lr: the learning rate of the first step. falling: its decay from there; None for a constant
     rate. rng: the source of the order of examples, and of dropout. private: the parameters of private steps, if they are
-    private; rng, which also chooses the examples of a group, is then as secret as the coins, since its draw for one unit
+    private; rng, which also chooses the examples of a person, is then as secret as the coins, since its draw for one unit
     depends on the number of units before. whole: the layout of the trained tensors at all ranks, where this client has
     only the first ones (`rounds.ranks`). round: the finished rounds of the run.
     """
@@ -268,9 +268,9 @@ class Falling:
 class PrivateSteps:
     """The steps of one client's training, each of which is one release.
 
-    count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. groups:
-    the group of each example. person_examples: the most examples of one group that enter a step, redrawn whenever the group is
-    drawn; it bounds the work, while clipping bounds a group's influence. dummies: examples of a direction
+    count: the number of steps. stream: the source of the client's secret coins and noise; a new one for each training. persons:
+    the person of each example. person_examples: the most examples of one person that enter a step, redrawn whenever the person
+    is drawn; it bounds the work, while clipping bounds a person's influence. dummies: examples of a direction
     (`audit_unit.Pointing`) beside the units, which are nobody's data: each is drawn by a secret coin of the same rate, clipped
     like the units and added to their sum. Neither the rate nor the divisor depends on dummies, and dummies depend on no unit.
     """
@@ -279,7 +279,7 @@ class PrivateSteps:
     clip_norm: float
     count: int
     stream: Stream
-    groups: Sequence[Hashable] | None = None
+    persons: Sequence[Hashable] | None = None
     person_examples: int | None = None
     dummies: Sequence[Any] = ()
 
@@ -289,10 +289,10 @@ def batch_sampler(units: int, settings: TrainingConfig) -> Poisson:
     return Poisson(units, min(1.0, settings.batch / max(1, units)))
 
 
-def members_of(count: int, groups: Sequence[Hashable] | None) -> list[list[int]]:
-    """The indices of each unit's examples: a single example, or all of one group, in the order of first examples."""
-    if groups is None:
+def members_of(count: int, persons: Sequence[Hashable] | None) -> list[list[int]]:
+    """The indices of each unit's examples: a single example, or all of one person, in the order of first examples."""
+    if persons is None:
         return [[i] for i in range(count)]
-    if len(groups) != count:
-        raise ValueError(f"{len(groups)} groups are named for {count} examples; name one for each")
-    return list(places_of(groups).values())
+    if len(persons) != count:
+        raise ValueError(f"{len(persons)} persons are named for {count} examples; name one for each")
+    return list(places_of(persons).values())

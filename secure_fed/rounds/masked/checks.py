@@ -126,8 +126,8 @@ def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
     dummies = len(parameters.clients) - len(somebody)
     if not terms.varies and dummies > terms.protection.beside:
         raise Tampering(
-            f"{dummies} of the {len(parameters.clients)} clients that the server invites are dummies, and the run's "
-            f"configuration has {terms.protection.beside} in a sum",
+            f"{dummies} of the {len(parameters.clients)} clients that the server invites are dummy clients, and the "
+            f"run's configuration has {terms.protection.beside} in a sum",
             protected=_NOTHING,
         )
 

@@ -167,9 +167,9 @@ class Terms:
         chance = float(bdtr(enough - 1, places, rate)) if enough <= places else 1.0
         if chance > _NEVER:
             raise ConfigError(
-                f"secure_aggregation.active needs {enough} contributors in every sum, and coins that draw {places * rate:g} of "
-                f"{places} clients on average draw fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "
-                "federation.cohort, set federation.sampling = 'fixed', or have each client toss for itself "
+                f"secure_aggregation.active needs {enough} contributors in every sum, and a random draw of {places * rate:g} "
+                f"of {places} clients on average has fewer with a chance of 2^{math.log2(chance):.1f}, above 2^-40: raise "
+                "federation.cohort, set federation.sampling = 'fixed', or hide who trains "
                 "(privacy.noise = 'distributed', privacy.hidden_cohort = true)"
             ).about("federation.cohort", places * rate, f"hardly ever fewer than {enough} contributors")
 
@@ -188,8 +188,8 @@ class Terms:
         for name in ("neighbours", "threshold"):
             if (value := getattr(settings, name)) is not None:
                 raise ConfigError(
-                    f"secure_aggregation.{name} = {value} cannot be fixed where secret coins draw the cohort, since it goes by "
-                    "its size: leave it out, or set federation.sampling = 'fixed'"
+                    f"secure_aggregation.{name} = {value} cannot be fixed where the cohort's size is random, since it goes by "
+                    "this size: leave it out, or set federation.sampling = 'fixed'"
                 ).about(f"secure_aggregation.{name}", value, "federation.sampling = 'fixed'")
         for clients in range(self.invited, self.places + 1):
             corrupt, left = colluding(clients, settings.corrupt), surviving(clients, settings.dropout)
@@ -219,8 +219,8 @@ class Terms:
         left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
         if left < enough:
             raise ConfigError(
-                f"of {self.invited} clients in a masked sum {self.protection.beside} are dummies; if the allowed share drops "
-                f"out, {left} others may remain, and at least {enough} are needed: lower evaluation.dummies, "
+                f"of {self.invited} clients in a masked sum {self.protection.beside} are dummy clients; if the allowed share "
+                f"drops out, {left} others may remain, and at least {enough} are needed: lower evaluation.dummies, "
                 "secure_aggregation.dropout or corrupt, or raise federation.cohort"
             ).about("evaluation.dummies", self.protection.beside, f"at least {enough} others in a sum")
 

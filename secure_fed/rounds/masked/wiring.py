@@ -202,9 +202,10 @@ def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, roun
     emptiest = min(range(rounds), key=present)
     if (found := present(emptiest)) < (least := max(FEWEST, terms.least(found))):
         raise ConfigError(
-            f"round {emptiest + 1} of the public order has {found} clients and dummies, fewer than the {least} that a masked "
-            "sum needs, since held-out clients and missing dummies leave places empty: set evaluation.dummies to 0 or to at "
-            f"least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise secure_aggregation.dropout"
+            f"round {emptiest + 1} of the public order has {found} clients, dummy clients included, fewer than the {least} "
+            "that a masked sum needs, since held-out clients and missing dummy clients leave places empty: set "
+            f"evaluation.dummies to 0 or to at least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise "
+            "secure_aggregation.dropout"
         ).about("evaluation.dummies", found, f"at least {least} in every masked sum")
 
 

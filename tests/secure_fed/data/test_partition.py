@@ -326,7 +326,7 @@ def divided(folder: Path, rows: Sequence[str], **data: object) -> tuple[Partitio
     config = RunConfig.from_dict(
         {"data": {"train": str(path), "test": str(path), **data}, "privacy": privacy, "federation": clients}
     )
-    source = sources.load(config.data, tasks.build(config.data), seed=0, group=config.privacy.person_column)
+    source = sources.load(config.data, tasks.build(config.data), seed=0, person=config.privacy.person_column)
     return divide(config, source), source
 
 
@@ -368,9 +368,9 @@ def test_persons_stay_together_where_files_are_divided_anew(tmp_path: Path) -> N
         "privacy": {"unit": "person", "epsilon": 8.0, "person_column": "who"},
     }
     config = RunConfig.from_dict(settings)
-    source = sources.load(config.data, tasks.build(config.data), seed=0, group="who")
-    assert source.train.group is not None
-    persons = [{source.train.group[int(index)] for index in part} for part in divide(config, source).parts]
+    source = sources.load(config.data, tasks.build(config.data), seed=0, person="who")
+    assert source.train.person is not None
+    persons = [{source.train.person[int(index)] for index in part} for part in divide(config, source).parts]
     assert sum(map(len, persons)) == 30
 
 

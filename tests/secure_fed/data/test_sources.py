@@ -16,9 +16,9 @@ from secure_fed.learning.data.sources import Source
 from tests.golden import refused
 
 
-def load(seed: int = 0, group: str = "", **settings: object) -> Source:
+def load(seed: int = 0, person: str = "", **settings: object) -> Source:
     data = DataConfig(**{"examples": 60, "test_examples": 30, "test_fraction": 0.2, **settings})  # type: ignore[arg-type]
-    return sources.load(data, tasks.build(data), seed=seed, group=group)
+    return sources.load(data, tasks.build(data), seed=seed, person=person)
 
 
 def examples(count: int, classes: int = 2, tag: str = "note") -> list[dict[str, object]]:
@@ -177,9 +177,9 @@ def test_settings_that_do_not_fit_together_or_name_what_is_not_there(tmp_path: P
         load(name=str(tmp_path), revision="v2")
     train = jsonl(tmp_path / "train.jsonl", examples(4))
     with refused(DataError):
-        load(train=train, test=train, group="patient")
+        load(train=train, test=train, person="patient")
     with refused(DataError):
-        load(group="patient")
+        load(person="patient")
 
 
 def test_a_hub_data_set_uses_declared_classes_and_the_first_labelled_test_split(
@@ -279,7 +279,7 @@ def test_splits_of_any_name_are_chosen_and_a_missing_one_is_refused(
             load(name=name, **chosen | {setting: "never"})
 
 
-# The person or other group that an example is about.
+# The person that an example is about.
 
 
 def of_patients(path: Path, patients: Sequence[object]) -> str:
@@ -289,11 +289,11 @@ def of_patients(path: Path, patients: Sequence[object]) -> str:
 def test_a_person_column_says_whom_an_example_is_about(tmp_path: Path) -> None:
     train = of_patients(tmp_path / "train.jsonl", ["ann", " ann ", 7, "7", "ben", "ann"])
     test = jsonl(tmp_path / "test.jsonl", examples(4))
-    source = load(train=train, test=test, client="site", group="patient")
-    assert source.train.group == ("ann", "ann", "7", "7", "ben", "ann")
+    source = load(train=train, test=test, client="site", person="patient")
+    assert source.train.person == ("ann", "ann", "7", "7", "ben", "ann")
     assert source.train.client == ("s0", "s1", "s2", "s0", "s1", "s2")
-    assert source.test.group is None
-    assert load(train=train, test=test).train.group is None
+    assert source.test.person is None
+    assert load(train=train, test=test).train.person is None
 
 
 def test_a_name_in_two_forms_of_unicode_is_one_name(tmp_path: Path) -> None:
@@ -305,8 +305,8 @@ def test_a_name_in_two_forms_of_unicode_is_one_name(tmp_path: Path) -> None:
     ]
     rows += [row | {"label": "other", "patient": "ann"} for row in examples(2)]
     train = jsonl(tmp_path / "train.jsonl", rows)
-    source = load(train=train, test=train, client="patient", group="patient")
-    assert set(source.train.group or ()) == set(source.train.client or ()) == {composed, "ann"}
+    source = load(train=train, test=train, client="patient", person="patient")
+    assert set(source.train.person or ()) == set(source.train.client or ()) == {composed, "ann"}
     assert sorted(source.train.label_names) == sorted([composed, "other"])
 
 
@@ -314,7 +314,7 @@ def test_a_name_in_two_forms_of_unicode_is_one_name(tmp_path: Path) -> None:
 def test_an_example_about_nobody_is_refused_with_its_place(tmp_path: Path, nobody: object) -> None:
     train = of_patients(tmp_path / "train.jsonl", ["ann", "ben", nobody, "ann"])
     with refused(DataError):
-        load(train=train, test=train, group="patient")
+        load(train=train, test=train, person="patient")
 
 
 # Rows held out for testing: with privacy, by whole units; each person or example is held out independently of the others.
@@ -331,7 +331,7 @@ def split(tmp_path: Path, unit: str, rows: list[dict[str, Any]], fraction: float
     """The names of the privacy units in the training rows and in the test rows."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = DataConfig(train=str(tmp_path / "rows.jsonl"), client="site", test_fraction=fraction)
-    source = sources.load(data, tasks.build(data), seed=0, group="who", unit=unit)
+    source = sources.load(data, tasks.build(data), seed=0, person="who", unit=unit)
     assert source.tested == f"held out by {'person' if unit == 'person' else unit}"
     train, test = (
         sorted(set(getattr(part, "text" if unit == "example" else unit))) for part in (source.train, source.test)

@@ -106,9 +106,7 @@ def test_a_guarantee_that_counts_on_secret_cohorts_is_not_admitted(sampling: str
     """A coordinator refuses such settings too, but a node does not rely on the coordinator's check."""
     many = tuple(Member(f"clinic {number}", Identity.new().public) for number in range(6))
     terms = {"federation": {"sampling": sampling}, "secure_aggregation": {"enabled": sampling == "fixed"}}
-    said = (
-        "counts on nobody's seeing who takes part .*'fixed'" if sampling == "fixed" else "draws clients by secret coins"
-    )
+    said = "counts on nobody's seeing who takes part .*'fixed'" if sampling == "fixed" else "draws clients in secret"
     with pytest.raises(PolicyError if sampling == "fixed" else CharterError, match=said):
         require(replace(POLICY, secure_aggregation=False), replace(charter(**terms), members=many))
 

@@ -5,7 +5,7 @@ DP-SGD inside clients (Abadi et al. 2016, arXiv 1607.00133): one step is one noi
     w <- optimiser(w, (1 / (q n)) (sum_{u in S} clip_C(g_u) + N(0, (z C)^2)) + mu (w - w_before))
 
 Each of a client's n units u is in S by an independent secret coin of probability q = min(1, batch_size / n). A unit is an
-example, or with groups all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2
+example, or with persons all examples of one person; g_u is the mean of the gradients of its examples. clip_C scales to an L2
 norm of at most C over all trained tensors together; a gradient that is not finite counts as zero. The FedProx term is a
 function of noised tensors, and is added after the noise. An example of a direction (`audit_unit.Pointing`, in an audit) has a
 gradient along it that is longer than C, and is drawn and clipped like every other example.
@@ -100,7 +100,7 @@ class Drawing:
 
     def __init__(self, row: int, job: Job, steps: PrivateSteps) -> None:
         self._row, self._job, self.steps = row, job, steps
-        self._members = members_of(len(job.examples), steps.groups)
+        self._members = members_of(len(job.examples), steps.persons)
         self._sampler = batch_sampler(len(self._members), job.settings)
         self._beside = Poisson(len(steps.dummies), self._sampler.rate)
 

@@ -171,7 +171,7 @@ def packing_of(objective: Objective, job: Job, placed: Placed, trial: Trial, *, 
     device, numbers = objective.device, _numbers(job)
     # The most examples that a private step of one client has on average, by its settings alone: who else trains, and on how
     # many devices, must not move the bits of a client's steps.
-    known = job.private is not None and not job.private.groups
+    known = job.private is not None and not job.private.persons
     expected = float(job.settings.batch) if known else math.inf
     room = Room.of(device, objective.model, numbers, public=public, expected=expected)
     if job.settings.microbatch:
@@ -187,10 +187,10 @@ def _numbers(job: Job) -> int:
 
 
 def _held(job: Job, numbers: int) -> int:
-    """The memory of a client, in numbers; private steps also need its sum, and gradients of unfinished groups."""
+    """The memory of a client, in numbers; private steps also need its sum, and gradients of unfinished persons."""
     if job.private is None:
         return numbers
-    return numbers * (3 if job.private.groups is None else 3 + job.settings.batch) // 2
+    return numbers * (3 if job.private.persons is None else 3 + job.settings.batch) // 2
 
 
 class _Cohort:
