@@ -24,6 +24,7 @@ from scipy.stats import binom
 from privacy import accounting
 from privacy.accounting import COARSE, Release
 from privacy.correlation import INDEPENDENT, Correlation
+from privacy.distributed import DistributedGaussian
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
@@ -165,14 +166,17 @@ class Plan:
                 found.append((delta, accounting.epsilon(self.release, self._turns(releases), delta)))
         return [(delta, epsilon) for delta, epsilon in found if epsilon < math.inf]
 
-    def gaussian(self, releases: int | None = None) -> float | None:
-        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where the guarantee is exactly that; else None.
+    def gaussian(self, releases: int | None = None, shares: DistributedGaussian | None = None) -> float | None:
+        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where one is known to hold; else None.
 
-        No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1).
+        No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1). It is exact for Gaussian noise without
+        sampling. shares: of noise that clients add in shares, for which it is hardly larger (`gaussian_multiplier`).
         """
-        if not self.release.plain or self.others:
+        whole = self.release.plain or (shares is not None and self.release.rate == 1)
+        if not whole or self.others:
             return None
-        return math.sqrt(self._turns(releases)) / self.release.multiplier
+        smaller = 1.0 if shares is None else shares.gaussian_multiplier / shares.noise_multiplier
+        return math.sqrt(self._turns(releases)) / (self.release.multiplier * smaller)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases

@@ -73,7 +73,8 @@ def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curv
         curve = sampled_gaussian(float(z), float(sampled), int(releases))
     else:
         return None
-    return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None
+    beyond = curve.epsilon(delta) / accounted - 1 if accounted else 0.0
+    return curve if -_ALIKE <= beyond <= _ALIKE or (mu is not None and beyond < 0) else None
 
 
 def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> Expected:
