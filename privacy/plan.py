@@ -18,17 +18,20 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from scipy.stats import binom
 
 from privacy import accounting
 from privacy.accounting import COARSE, Release
 from privacy.correlation import INDEPENDENT, Correlation
-from privacy.distributed import DistributedGaussian
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling_and_turns import PublicOrder, Sampler
+
+if TYPE_CHECKING:
+    from privacy.distributed import DistributedGaussian
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
 Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
@@ -170,13 +173,14 @@ class Plan:
         """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where one is known to hold; else None.
 
         No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1). It is exact for Gaussian noise without
-        sampling. shares: of noise that clients add in shares, for which it is hardly larger (`gaussian_multiplier`).
+        sampling; of several kinds of clients, the largest. shares: of noise that clients add in shares, for which it is hardly
+        larger (`gaussian_multiplier`).
         """
-        whole = self.release.plain or (shares is not None and self.release.rate == 1)
-        if not whole or self.others:
+        kinds = ((self.release, self._turns(releases)), *self.others)
+        if not all(release.plain or (shares is not None and release.rate == 1) for release, _ in kinds):
             return None
         smaller = 1.0 if shares is None else shares.gaussian_multiplier / shares.noise_multiplier
-        return math.sqrt(self._turns(releases)) / (self.release.multiplier * smaller)
+        return max(math.sqrt(count) / (release.multiplier * smaller) for release, count in kinds)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases

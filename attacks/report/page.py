@@ -490,9 +490,9 @@ _PULLED = (
     " differ only in that."
 )
 _TESTED = (
-    "No attack sees who was chosen; its scores are compared with that afterwards. Each interval has a confidence of 95 %, by"
-    " itself. The significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths of it; the"
-    " other numbers share the rest, or all of it once the main AUC is significant."
+    "No attack sees who was chosen; its scores are compared with that afterwards. Each interval has a confidence of 95 %,"
+    " by itself. The significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths"
+    " of it; the other numbers share the rest, or all of it once the main AUC is significant."
 )
 _NO_TEXTS = (
     "Dummy units have no texts, and which of them contributed was chosen independently of everything else. So only the run can"

@@ -121,8 +121,8 @@ _CANARIES = (
 )
 _DUMMIES = (
     "The audited units are {units}, which hold nobody's data and exist for the audit alone. About half of them, chosen at"
-    " random, contributed a random direction whenever they were drawn, as long as one unit may. Units of the data were not audited and"
-    " are expected to give away less."
+    " random, contributed a random direction whenever they were drawn, as long as one unit may. Units of the data were not"
+    " audited and are expected to give away less."
 )
 _PERSONAL = (
     "Parts of the model stay with the clients. Whoever gets the final model, and the other clients, had only the shared part,"
@@ -352,7 +352,8 @@ def _found(audit: Audit, cell: Cell) -> str:
         sentence += f". The 95 % interval, {between(low, high)}, {side}"
     tail = next((tail for tail in cell.tails if tail_holds_up(tail, cell, audit)), None)
     if tail is not None:
-        sentence += f". At a false-positive rate of {percent(tail.fpr)} it identifies {percent(tail.tpr)} of the {members(audit)}"
+        found = f"{percent(tail.tpr)} of the {members(audit)}"
+        sentence += f". At a false-positive rate of {percent(tail.fpr)} it identifies {found}"
     return f"{sentence}."
 
 

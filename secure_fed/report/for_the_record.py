@@ -196,7 +196,7 @@ _UNGUARDED = (
 )
 _HOLDS = {
     UNPROTECTED: "a second model, trained on the same data without any protection, with its own recordings, for comparison",
-    RECORDING: "the models of single rounds, or what clients sent in them, as the audit's attacks read them",
+    RECORDING: "what clients sent in single rounds, or their sums, as the audit's attacks read them",
 }
 _LEFT_OUT = (
     "Site, dates, machine, commit and digests of the data are in the owner's report alone: dates would reveal how long rounds"

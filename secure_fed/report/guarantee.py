@@ -97,24 +97,20 @@ def guarantee_picture(record: RunRecord) -> str:
     if guarantee is None or not guarantee.holds:
         return ""
     assumed = " Against the server it rests on the assumptions below." if guarantee.place == "shares" else ""
-    simulated = "" if record.deployed else f" {SIMULATED}"
     how = (
         f"An observer guesses whether {GUESSED[guarantee.unit]}; yes and no are equally likely. {PRESENCE} A bar shows epsilon,"
         f" and beside it the most guesses that can be right {_BY_MU if guarantee.mu is not None else _BY_EPSILON} A guess at"
-        f" random is right in 50 %.{assumed}{simulated}"
+        f" random is right in 50 %.{assumed}"
     )
     drawn = markup.limits("epsilon against each observer", observers(guarantee))
     return figure("How often a guess may be right", drawn, how)
 
 
 def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
-    """A bar for whoever gets the final model, the other clients and the server; observers with equal epsilon share one."""
+    """A bar for whoever gets the final model, one for the other clients and one for the server."""
     seen, mu = guarantee.epsilon_participants, guarantee.mu
     server = math.inf if guarantee.place == "sum" else seen
-    found: tuple[tuple[str, float], ...] = ((_MODEL, guarantee.epsilon), (_CLIENTS, seen), (_SERVER, server))
-    if guarantee.epsilon == seen:
-        together = f"{_MODEL}, {_CLIENTS.lower()}"
-        found = ((f"{together}, {_SERVER.lower()}", seen),) if server == seen else ((together, seen), (_SERVER, server))
+    found = ((_MODEL, guarantee.epsilon), (_CLIENTS, seen), (_SERVER, server))
     return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta, mu)) for name, epsilon in found)
 
 
@@ -233,26 +229,30 @@ def _auc(mu: float) -> str:
     return f"{math.ceil(1000 * NormalDist().cdf(mu / math.sqrt(2))) / 1000:.3f}"
 
 
+def two_units(unit: str, terms: Mapping[str, Any]) -> tuple[str, str]:
+    """A person who is two units, and the epsilon of the two together, as a name and its value."""
+    whose = "two examples of a person" if unit == "example" else "a person at two clients"
+    two = next((one for one in terms["groups"] if one["units"] == _TWO), None)
+    return whose, "not covered" if two is None else f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}"
+
+
 def together(guarantee: Guarantee) -> str:
-    """The epsilon of two units together, for a person who is two units, in a sentence; empty before there is a result."""
-    groups = guarantee.terms.get("groups")
-    if groups is None:
+    """What the guarantee is worth for a person who is two units, in a sentence; empty before there is a result."""
+    if "groups" not in guarantee.terms:
         return ""
-    who = _TWO_UNITS[guarantee.unit]
-    two = next((one for one in groups if one["units"] == _TWO), None)
-    if two is None:
-        return f"{who} is not covered: no epsilon follows for two units together."
-    epsilon = f"epsilon is {at_most(two['epsilon'])} at delta {_delta(two, guarantee)}"
-    return f"{who} counts as two units: for the two together {epsilon}."
+    who, found = _TWO_UNITS[guarantee.unit], two_units(guarantee.unit, guarantee.terms)[1]
+    if not found.startswith("epsilon"):
+        return f"{who} is {found}: no epsilon follows for two units together."
+    return f"{who} counts as two units, which have {found} together."
 
 
-def _delta(group: Mapping[str, Any], guarantee: Guarantee) -> str:
-    return f"{group.get('delta', guarantee.delta):g}"
+def _delta(group: Mapping[str, Any], terms: Mapping[str, Any]) -> str:
+    return f"{group.get('delta', terms['delta']):g}"
 
 
 def _groups(guarantee: Guarantee) -> str:
     groups = guarantee.terms["groups"]
-    rows = [(number(one["units"]), at_most(one["epsilon"]), _delta(one, guarantee)) for one in groups]
+    rows = [(number(one["units"]), at_most(one["epsilon"]), _delta(one, guarantee.terms)) for one in groups]
     if not rows:
         return paragraph(together(guarantee))
     loose = "" if all(one["exact"] for one in groups) else " This bound is loose."

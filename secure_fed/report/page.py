@@ -118,11 +118,16 @@ def heading(record: RunRecord) -> str:
 
 def summary(record: RunRecord) -> str:
     """The run in two sentences, the key numbers, and the two pictures of its protection."""
+    stated = guarantee.stated(record)
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
+        *(
+            [guarantee.two_units(stated.unit, stated.terms)]
+            if stated and stated.holds and "groups" in stated.terms
+            else []
+        ),
         *((f"{figure_name(found)} (at random: 0.5)", short_auc(found)) for found in [measured(record)] if found),
-        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
     )
     return section(
         "In short",

@@ -161,16 +161,18 @@ def owned(run_dir: Path) -> RunRecord:
     """The record of `run_dir` with its withheld part, for the owner of the data; without privacy, that part is small."""
     record, folder = read(run_dir), private_part(run_dir)
     facts, audit = _own(folder / OWN_FACTS), _audit(folder, len(record.rounds))
+    # Recorded models are what the clients receive anyway; recorded updates and sums are not.
+    kept = (UNPROTECTED, RECORDING) if record.config.evaluation.record == "updates" else (UNPROTECTED,)
     record = replace(
         record,
         owned=True,
         audit=f"{PRIVATE}/{AUDIT_PAGE}" if audit else "",
         audited=_main_attack(audit),
-        unguarded=tuple(name for name in (UNPROTECTED, RECORDING) if (folder / name).is_dir()),
+        unguarded=tuple(name for name in kept if (folder / name).is_dir()),
     )
     if not record.private or not folder.is_dir():
-        kept = {name: facts[name] for name in ("origin", "ended") if name in facts}
-        return replace(record, facts={**record.facts, **kept})
+        noted = {name: facts[name] for name in ("origin", "ended") if name in facts}
+        return replace(record, facts={**record.facts, **noted})
     own = {row["round"]: row for row in _rounds(read_text(folder / OWN_ROUNDS), folder / OWN_ROUNDS)}
     figures = _own(folder / OWN_RESULT)
     result = Published(run_dir).result

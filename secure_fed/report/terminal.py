@@ -17,6 +17,7 @@ from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads, no_better
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
+from secure_fed.report.guarantee import two_units
 from secure_fed.report.measured import (
     FOR_THE_OWNER,
     auc,
@@ -224,6 +225,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("privacy", str(summary["privacy_statement"]))]
     limit = "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
+    whose, together = two_units(summary["unit"], terms)
     void = (
         []
         if terms["private"]
@@ -233,22 +235,13 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *void,
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
         ("  protects", terms["unit"]),
-        *_together(summary),
+        (f"  {whose}", together),
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", releases(summary["releases"], terms)),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
         *([("  other runs", "not counted: this epsilon covers this run alone")] if _alone(summary) else []),
     ]
-
-
-def _together(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The epsilon of a person who is two units."""
-    two = next((one for one in summary["privacy"].get("groups", ()) if one["units"] == 2), None)
-    name = "  two of one person" if summary["unit"] == "example" else "  at two clients"
-    if two is None:
-        return [(name, "a person is not covered")]
-    return [(name, f"epsilon {at_most(two['epsilon'])} at delta {two.get('delta', summary['delta']):g}")]
 
 
 def _against(terms: Mapping[str, Any], seen: str) -> list[tuple[str, str]]:
