@@ -24,8 +24,8 @@ from attacks.evidence.tradeoff import allowed, expected
 from attacks.options import Say
 from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Curve, Expected, Verdict
 from attacks.report.display import Audited
+from attacks.report.sentences import verdict
 from attacks.report.verdict import levels, main_of
-from attacks.report.words import verdict
 from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.assembly import Assembly
 

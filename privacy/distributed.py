@@ -91,6 +91,8 @@ class DistributedGaussian:
      4. Coordinates are independent, so that over d of them D_a <= a Delta^2 / (2 n sigma^2) + tau d / 2 <= a eps^2 / 2. A
         contribution is rounded at random, by its own client's coins; divergences of mixtures are at most the largest
         divergence (quasi-convexity).
+
+    `gaussian_multiplier` bounds the same releases as tests between two laws, without divergences.
     """
 
     noise_multiplier: float
@@ -106,6 +108,28 @@ class DistributedGaussian:
                 f"the guarantee cannot count {self.shares} shares of noise from {self.contributors} contributors; "
                 f"choose survivors and colluders that leave between 1 and {self.contributors} shares"
             )
+
+    @property
+    def gaussian_multiplier(self) -> float:
+        """The multiplier y of continuous Gaussian noise that hides a client no better than this noise does:
+        y = z sqrt(1 - 1 / (4 shares)).
+
+        Guarantee. Whatever an adversary computes from releases, of two neighbours, it can compute from as many releases with
+        continuous Gaussian noise of multiplier y instead, up to a factor of 1 + 2^-50 on every probability (for at most 2^60
+        released coordinates). So the releases of a client that takes part in T of them are sqrt(T) / y Gaussian differentially
+        private (Dong, Roth and Su, 2022), under the assumptions of the class.
+
+        Proof. Let v = shares sigma^2, a an integer, and K the channel that turns a real y into the integer x with probability
+        proportional to the density of N(0, 4) at x - y. The probabilities before normalisation add up to 1 +- t with t <= 1.1
+        10^-34 for every y (Poisson's summation formula, as in 1.), so K turns N(a, v - 4) into a law on the integers that is
+        g_v(x - a) times a constant, up to factors of 1 +- t. By 1. the law of a plus the shares is that too, up to a factor
+        whose logarithm varies by tau / 2 < 10^-50 (sigma is at least 4). Two laws with the same sum have no ratio beyond the
+        variation of their factors, so the two agree up to a factor of 1 +- 3 10^-34 a coordinate. One K serves all a, hence
+        both neighbours. The noise that goes into K has variance v - 4 = v (1 - 4 / v) with v >= 16 shares, and Delta^2 / v
+        <= 1 / z^2 by (1). The coins of the rounding are given away: for each of their values the shift is at most Delta, and
+        the trade-off function of a Gaussian is convex. Rounds compose as Gaussians do, each given the earlier ones.
+        """
+        return self.noise_multiplier * math.sqrt(1 - 1 / (4 * self.shares))
 
     @property
     def counters(self) -> tuple[str, ...]:

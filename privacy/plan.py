@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from scipy.stats import binom
 
@@ -28,6 +29,9 @@ from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling_and_turns import PublicOrder, Sampler
+
+if TYPE_CHECKING:
+    from privacy.distributed import DistributedGaussian
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
 Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
@@ -165,14 +169,18 @@ class Plan:
                 found.append((delta, accounting.epsilon(self.release, self._turns(releases), delta)))
         return [(delta, epsilon) for delta, epsilon in found if epsilon < math.inf]
 
-    def gaussian(self, releases: int | None = None) -> float | None:
-        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where the guarantee is exactly that; else None.
+    def gaussian(self, releases: int | None = None, shares: DistributedGaussian | None = None) -> float | None:
+        """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where one is known to hold; else None.
 
-        No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1).
+        No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1). It is exact for Gaussian noise without
+        sampling; of several kinds of clients, the largest. shares: of noise that clients add in shares, for which it is hardly
+        larger (`gaussian_multiplier`).
         """
-        if not self.release.plain or self.others:
+        kinds = ((self.release, self._turns(releases)), *self.others)
+        if not all(release.plain or (shares is not None and release.rate == 1) for release, _ in kinds):
             return None
-        return math.sqrt(self._turns(releases)) / self.release.multiplier
+        smaller = 1.0 if shares is None else shares.gaussian_multiplier / shares.noise_multiplier
+        return max(math.sqrt(count) / (release.multiplier * smaller) for release, count in kinds)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases

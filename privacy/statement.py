@@ -26,10 +26,11 @@ EVERYBODY: tuple[Observer, ...] = ("reader", "participant", "server")
 class Statement:
     """A differential-privacy guarantee.
 
-    holds_against: the observers that epsilon holds against: a reader of the released models; an observer who also sees who
-    takes part, and when; the server, which sees everything sent to it. epsilon_participants: epsilon against an observer who
-    sees who takes part; it equals epsilon where epsilon holds against participants. With noise that the server adds, neither
-    holds against the server. private: False if noise or coins were seeded or injected, which voids the whole guarantee.
+    holds_against: the observers that epsilon holds against (`OBSERVERS`): whoever gets the final model, or that of any round
+    ("reader"); the other clients, who also see who takes part, and when ("participant"); the server, which sees everything sent
+    to it. epsilon_participants: epsilon against an observer who sees who takes part; it equals epsilon where epsilon holds
+    against the other clients. With noise that the server adds, neither holds against the server. private: False if noise or
+    coins were seeded or injected, which voids the whole guarantee.
     """
 
     unit: str
@@ -72,11 +73,11 @@ class Statement:
 
     @property
     def _participants(self) -> str:
-        """The second epsilon, where the first does not hold against observers who see who takes part."""
+        """The second epsilon, where the first does not hold against the other clients."""
         if "participant" in self.holds_against:
             return ""
-        seen = "which clients take part" if "client" in self.unit else "which examples each step draws"
-        return f"Against observers who see {seen}, epsilon is {rounded_up(self.epsilon_participants, 4)}. "
+        whose = SEES_COHORTS if "client" in self.unit else _SEES_BATCHES
+        return f"Against {whose}, epsilon is {rounded_up(self.epsilon_participants, 4)}. "
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"not_covered": list(self.not_covered), "holds_against": list(self.holds_against)}
@@ -85,10 +86,20 @@ class Statement:
 PROSE = frozenset(
     ("unit", "adjacency", "mechanism", "sampling", "accountant", "noise", "trust", "released", "not_covered", "text")
 )  # keys whose values are sentences: they follow from the settings and from the other keys, and versions word them differently
+OBSERVERS: dict[Observer, str] = {
+    "reader": "whoever gets the final model",
+    "participant": "the other clients",
+    "server": "the server",
+}
+SEES_COHORTS = (
+    "whoever sees which clients take part in a round, such as the other clients of that round, or somebody who watches the "
+    "network"
+)
+_SEES_BATCHES = "whoever sees which examples each step draws, such as somebody with access to the machine that trains"
 _AGAINST: dict[tuple[Observer, ...], str] = {
-    READER: "readers of the released models",
-    CLIENTS: "everybody but the server: readers of the released models, and observers who see when each client takes part",
-    EVERYBODY: "everybody: readers of the released models, observers who see when each client takes part, and the server",
+    READER: "whoever gets the final model, or the model of any round",
+    CLIENTS: "whoever gets the final model, and the other clients, who see when each client takes part; not against the server",
+    EVERYBODY: "whoever gets the final model, the other clients, who see when each client takes part, and the server",
 }
 
 

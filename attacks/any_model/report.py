@@ -28,7 +28,7 @@ from attacks.evidence.baseline import Baseline, blind
 from attacks.options import Say
 from attacks.record import Curve
 from attacks.report import curves
-from attacks.report.words import CAPITALS, MODEL_HEADLINES, ends
+from attacks.report.phrases import CAPITALS, MODEL_HEADLINES, ends
 from secure_fed.errors import UsageError
 from secure_fed.report.formatting import MISSING, percent, rate
 from secure_fed.report.markup import bullets, facts, figure, figures, paragraph, section, table, text

@@ -14,8 +14,8 @@ allows far more: at epsilon 8 and delta 1e-5 an AUC of .9997, where a Gaussian o
 with this epsilon allows .66.
 
 `allowed` gives the AUC and the true-positive rates that an exactly kept guarantee allows an attack. The curve of the run's
-mechanism counts only if its epsilon at delta is within 1 % of the accounted one; otherwise the (epsilon, delta) bound gives
-them.
+mechanism counts only if its epsilon at delta is within 1 % of the accounted one, or below it where the run states the mu;
+otherwise the (epsilon, delta) bound gives them.
 
 `expected` gives the lower bound on epsilon expected from the best possible attack with the audit's number of units. A lower
 bound far below the accounted epsilon may come from a weak attack or from a mechanism that reveals little; this number
@@ -73,7 +73,8 @@ def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curv
         curve = sampled_gaussian(float(z), float(sampled), int(releases))
     else:
         return None
-    return curve if abs(curve.epsilon(delta) - accounted) <= _ALIKE * accounted else None
+    beyond = curve.epsilon(delta) / accounted - 1 if accounted else 0.0
+    return curve if -_ALIKE <= beyond <= _ALIKE or (mu is not None and beyond < 0) else None
 
 
 def expected(result: Mapping[str, Any], accounted: float, members: Bools, significance: float) -> Expected:

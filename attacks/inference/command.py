@@ -64,7 +64,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _show(facts: dict[str, Any]) -> None:
     from rich.table import Column, Table
 
-    from attacks.report.words import CAPITALS
+    from attacks.report.phrases import CAPITALS
     from secure_fed.report.terminal import PlainConsole
 
     console = PlainConsole()
@@ -92,7 +92,7 @@ def run_share(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps(found))
     else:
-        from attacks.report.words import CAPITALS
+        from attacks.report.phrases import CAPITALS
 
         print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {CAPITALS[found['verdict']]}")
         print("\n".join(found["sentences"]))

@@ -10,8 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attacks.record import Audit, Cell, Curve, RunBeside
+from attacks.report.phrases import (
+    NAMES,
+    SUPPOSES,
+    allowed_auc,
+    apart,
+    at_least,
+    confidence,
+    estimates,
+    members,
+    promised,
+    unit_one,
+)
 from attacks.report.verdict import allows, contradicts, strongest
-from attacks.report.words import NAMES, SUPPOSES, apart, at_least, confidence, estimates, promised, unit_one
 from secure_fed.report.formatting import MISSING, at_most, percent
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.markup import (
@@ -28,6 +39,7 @@ from secure_fed.report.markup import (
     subsection,
     table,
 )
+from secure_fed.report.measured import too_few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +53,7 @@ _HEAD = ("attack", "weakest adversary", "epsilon, lower bound", "epsilon account
 def first_curve(audit: Audit) -> str:
     """The main attack's ROC, else the strongest attack's; "" for a void audit, whose curves show nothing about the model."""
     first = None if audit.baseline.at_chance is False else _first(audit)
-    return "" if first is None else _drawing(audit, first, _AXES)
+    return "" if first is None else _drawing(audit, first, _AXES.format(members=members(audit)))
 
 
 def roc_curves(audit: Audit) -> str:
@@ -81,12 +93,15 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     sentences = [f"AUC {shown(cell.auc)}."]
     for tail in cell.tails:
         if tail.tpr is None:
-            sentences.append(f"No TPR at FPR {100 * tail.target:g} %: too few non-members.")
+            sentences.append(
+                f"No TPR at FPR {100 * tail.target:g} %: {shown(cell.non_members)} are {too_few(tail.target)}."
+            )
         else:
-            sentences.append(f"TPR {percent(tail.tpr)} at FPR {percent(tail.fpr)}.")
+            law = ", by the exact law of the scores of the others" if cell.known else ""
+            sentences.append(f"TPR {percent(tail.tpr)} of the {members(audit)} at FPR {percent(tail.fpr)}{law}.")
     most = allows(cell, audit)
     if most is not None and most.by == "mechanism":
-        sentences.append(f"The run's mechanism allows an AUC of {shown(most.auc)}.")
+        sentences.append(f"The run's noise allows an AUC of {allowed_auc(most.auc)}.")
     # the power of ten below one unit's share, so that the first unit is on the axis
     smallest = 1 / max(cell.members or 100, cell.non_members or 100)
     floor = max(_LOWEST, 10.0 ** math.floor(math.log10(smallest)))
@@ -99,7 +114,7 @@ def _curve(audit: Audit, cell: Cell) -> Curve | None:
 
 
 def drawn_roc(title: str, curve: Curve, floor: float) -> str:
-    """True- against false-positive rate, both logarithmic from `floor` on, with its band and a coin's line."""
+    """True- against false-positive rate, both logarithmic from `floor` on, with its band and the line of chance."""
     return drawing(title, lambda axes: _draw_roc(axes, curve, floor), inches=(4.6, 3.6))
 
 
@@ -115,7 +130,7 @@ def _draw_roc(axes: Axes, curve: Curve, floor: float) -> None:
             fpr, kept(curve.low), kept(curve.high), step="post", color=FIRST, alpha=0.18, linewidth=0, label="interval"
         )
     axes.plot(fpr, kept(curve.tpr), color=FIRST, drawstyle="steps-post", label="attack")
-    axes.plot([floor, 1], [floor, 1], color=INK, linestyle=":", linewidth=1, label="a coin")
+    axes.plot([floor, 1], [floor, 1], color=INK, linestyle=":", linewidth=1, label="chance")
     axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1.15))
     ticks = [10.0**power for power in range(math.ceil(math.log10(floor) - 1e-9), 1)]
     names = [f"{100 * tick:g} %" for tick in ticks]
@@ -153,7 +168,7 @@ def drawn_scores(title: str, runs: Sequence[RunBeside]) -> str:
 
 
 def _draw_scores(axes: Axes, runs: Sequence[RunBeside]) -> None:
-    axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="a coin")
+    axes.axhline(0.5, color=INK, linestyle=":", linewidth=1, label="chance")
     measured = [(place, run.accuracy) for place, run in enumerate(runs) if run.accuracy is not None]
     axes.plot(
         [place for place, _ in measured], [value for _, value in measured], color=FIRST, marker="o", label="accuracy"
@@ -234,12 +249,12 @@ def _bounds(audit: Audit) -> str:
         if audit.protected
         else "This run has no guarantee to compare them with."
         if not audit.guaranteed
-        else "This run's guarantee has no epsilon that coins can test, so it is not compared with these bounds."
+        else "This run's guarantee has no epsilon that an audit can test, so it is not compared with these bounds."
     )
     return (
         "Accounting gives an upper bound on epsilon by calculation, without any experiment. An attack gives a lower bound by"
-        f" experiment: all lower bounds hold together with a confidence of {confidence(audit)} if the coins were fair,"
-        f" whatever the mechanism is. If both are right, the true epsilon lies between. {against}"
+        f" experiment: all lower bounds hold together with a confidence of {confidence(audit)} if members were chosen at"
+        f" random, whatever the mechanism is. If both are right, the true epsilon lies between. {against}"
     )
 
 
@@ -256,19 +271,20 @@ def _estimated(audit: Audit) -> str:
     ]
     if not rows:
         return ""
-    head = ("estimate", "epsilon, 95 % lower end", "most likely", "assumes, beside fair coins")
+    head = ("estimate", "epsilon, 95 % lower end", "most likely", "assumes, beside a random choice of members")
     return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
 
 
-_AXES = "Vertical: members that the attack identifies. Horizontal: non-members that it accuses."
+_AXES = "Vertical: {members} that the attack identifies. Horizontal: others that it accuses."
 _READING = (
     "The ROC of each adversary's strongest attack, or of the main attack: true-positive rate (TPR, upwards) over"
-    " false-positive rate (FPR, to the right), both on logarithmic axes. The dotted line is a coin. What matters is how far a"
+    " false-positive rate (FPR, to the right), both on logarithmic axes. The dotted line is chance. What matters is how far a"
     " curve rises above it on the left, where few non-members are accused. An attack that a weaker adversary can make as well"
     " is drawn for the weaker adversary only."
 )
 _ESTIMATES = (
-    "An estimate is sharper than a bound, because it assumes more than fair coins; estimates never count as a contradiction."
+    "An estimate is sharper than a bound, because it assumes more than a random choice of members; estimates never count as a"
+    " contradiction."
     " Each lower end is below the true epsilon with 95 % confidence, by itself, if its assumptions hold."
 )
 _NO_BOUND = "No attack gave a lower bound on epsilon."

@@ -9,21 +9,9 @@ from rich.table import Column, Table
 
 from attacks.evidence.attempts import measured
 from attacks.record import Audit, Cell, content
+from attacks.report.phrases import MARKS, NAMES, at_least, ends, estimates, promised, sides, units
+from attacks.report.sentences import headline, headline_in_capitals, how_to_read, untried
 from attacks.report.verdict import mark
-from attacks.report.words import (
-    MARKS,
-    NAMES,
-    at_least,
-    ends,
-    estimates,
-    headline,
-    headline_in_capitals,
-    how_to_read,
-    promised,
-    sides,
-    units,
-    untried,
-)
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
 from secure_fed.report.markup import notebook_table
@@ -80,7 +68,9 @@ def _numbers(audit: Audit) -> Table:
         table.add_row(f"estimated, {NAMES.get(one.name, one.name)}", at_least(one.epsilon))
     table.add_row("epsilon, lower bound", at_least(audit.lower))
     without = {True: "at chance", False: "NOT AT CHANCE: AUCs are void", None: "not checked"}
-    table.add_row("by the texts alone", "dummies have no texts" if audit.dummies else without[audit.baseline.at_chance])
+    table.add_row(
+        "by the texts alone", "dummy units have no texts" if audit.dummies else without[audit.baseline.at_chance]
+    )
     return table
 
 

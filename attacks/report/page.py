@@ -15,35 +15,31 @@ from pathlib import Path
 from attacks.evidence.attempts import measured
 from attacks.record import Audit, Cell, Exposed
 from attacks.report import curves, sweep
-from attacks.report.verdict import allows, contradicts, in_short, level, looks, mark, ranks_hold_up, tail_holds_up
-from attacks.report.words import (
+from attacks.report.phrases import (
     MARKS,
     NAMES,
     ONE_IN,
+    allowed_auc,
     apart,
     at_least,
-    blunt,
     capital,
     confidence,
     ends,
     estimates,
-    finding,
-    headline,
-    how_to_read,
     promised,
-    short,
     sides,
-    tried_by_name,
     unit_one,
     units,
-    untried,
     who,
 )
+from attacks.report.sentences import blunt, finding, headline, how_to_read, short, tried_by_name, untried
+from attacks.report.verdict import allows, contradicts, in_short, level, looks, mark, ranks_hold_up, tail_holds_up
 from secure_fed.report import markup
 from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
 from secure_fed.report.formatting import number as shown
-from secure_fed.report.guarantee import limit
+from secure_fed.report.guarantee import PRESENCE, limit
 from secure_fed.report.markup import Bar, bullets, facts, figure, figures, folded, paragraph, section, table, text
+from secure_fed.report.measured import too_few
 from secure_fed.report.page import document
 from secure_fed.runs.durable import atomic_write
 
@@ -81,7 +77,7 @@ def name(audit: Audit) -> str:
 def first_screen(audit: Audit) -> str:
     """The verdict in one sentence, the pictures of epsilon and of the attack, then the finding in words and the key figures."""
     css = "privacy" if in_short(audit) in ("none_found", "within") else "privacy warning"
-    rest = paragraph(untried(audit)) if untried(audit) else ""
+    rest = "".join(paragraph(one) for one in (blunt(audit), untried(audit)) if one)
     key = (
         (f"{units(audit)} {' and '.join(sides(audit))}", f"{shown(audit.members)} and {shown(audit.non_members)}"),
         ("accuracy of the model", percent(audit.accuracy)),
@@ -140,7 +136,12 @@ def _guarantee(audit: Audit) -> Bar:
     if accounted is None:
         return Bar(_ALLOWED, math.inf, "no limit against this adversary")
     broken = cell is not None and contradicts(cell, audit)
-    return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}" if broken else limit(accounted, audit.delta or 0.0))
+    if broken:
+        return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}")
+    most = None if cell is None else allows(cell, audit)
+    if most is not None and most.by == "mechanism":
+        return Bar(_ALLOWED, accounted, f"ε ≤ {at_most(accounted)}, AUC ≤ {allowed_auc(most.auc)}")
+    return Bar(_ALLOWED, accounted, limit(accounted, audit.delta or 0.0))
 
 
 def _apart(audit: Audit) -> tuple[str, str]:
@@ -160,8 +161,8 @@ def _main_figures(audit: Audit) -> list[tuple[str, str]]:
     rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{ends(cell.auc_interval)}")]
     if most is None:
         return rows
-    whose = "this mechanism" if most.by == "mechanism" else "this epsilon"
-    return [*rows, (f"AUC that {whose} allows", shown(most.auc))]
+    whose = "this run's noise allows" if most.by == "mechanism" else "epsilon and delta alone allow"
+    return [*rows, (f"AUC that {whose}", allowed_auc(most.auc))]
 
 
 def _promised_and_found(audit: Audit) -> str:
@@ -178,13 +179,13 @@ def _promised_and_found(audit: Audit) -> str:
         if audit.protected
         else "The run promises no epsilon."
         if not audit.guaranteed
-        else f"The run's guarantee is for {unit_one(audit.unit)}{untested}; it has no epsilon that coins can test."
+        else f"The run's guarantee is for {unit_one(audit.unit)}{untested}; it has no epsilon that an audit can test."
     )
     found = (
         f"The audit shows that epsilon is at least {least} for {unit_one(audit.audited_unit)}, with a confidence of"
         f" {confidence(audit)}."
         if lower
-        else f"{made} proves an epsilon above 0: the lower bound on it is 0.{blunt(audit)}"
+        else f"{made} proves an epsilon above 0: the lower bound on it is 0."
         if lower is not None
         else "The audit gave no lower bound on it."
     )
@@ -192,8 +193,8 @@ def _promised_and_found(audit: Audit) -> str:
 
 
 _AXIS = (
-    "Axis: epsilon; below it, the largest share of right guesses that this epsilon allows on whether a unit was in the"
-    " training, if yes and no are equally likely. A coin is right in 50 %."
+    "Axis: epsilon; below it, the largest share of right guesses that epsilon alone allows, whatever the noise, on whether a"
+    f" unit's data were used in the training, if yes and no are equally likely; at random 50 %. {PRESENCE}"
 )
 _OUTLINES = " Outlined bars are estimates, which assume more and prove nothing."
 _NUMBERS_SHOWN = 3  # numbers shown for an attack that is not on membership
@@ -335,7 +336,7 @@ def tails(cell: Cell) -> Iterable[str]:
     """Each true-positive rate with its interval and measured false-positive rate, or a note on too few non-members."""
     for tail in cell.tails:
         if tail.tpr is None:
-            yield f"{100 * tail.target:g} %: refused, too few non-members"
+            yield f"{100 * tail.target:g} %: not stated, {shown(cell.non_members)} are {too_few(tail.target)}"
             continue
         exactly = " exactly" if cell.known else ends(tail.fpr_interval, percent)
         rate = f"measured FPR {percent(tail.fpr)}{exactly}"
@@ -344,7 +345,7 @@ def tails(cell: Cell) -> Iterable[str]:
 
 _READING = (
     "Each number is the AUC: of all pairs of a member and a non-member, the share in which the attack ranks the member higher."
-    " 0.5 is a coin, 1 is always right. Below it: its 95 % interval, not corrected for several attacks. The words are corrected"
+    " 0.5 is chance, 1 is always right. Below it: its 95 % interval, not corrected for several attacks. The words are corrected"
     " for the number of attacks: luck alone causes any “leak” or “within the guarantee” in at most 5 % of audits. “Within the"
     " guarantee” means that the run's guarantee covers this adversary and allows as much. “Weak sign” means that only the"
     " interval is above 0.5. Where canaries pull along random directions, the distribution of non-members' scores is known,"
@@ -458,7 +459,7 @@ def not_proved(audit: Audit) -> str:
 
 
 def how(audit: Audit) -> str:
-    """The experiment: coins, unit, significance, and the papers of the attacks."""
+    """The experiment: random choice, unit, significance, and the papers of the attacks."""
     rows = (
         ("unit", unit_one(audit.audited_unit)),
         (f"{units(audit)} " + " and ".join(sides(audit)), f"{shown(audit.members)} and {shown(audit.non_members)}"),
@@ -473,36 +474,36 @@ def how(audit: Audit) -> str:
         facts(rows),
         folded(
             "The experiment",
-            paragraph(f"{_PULLED if audit.dummies else _TRAINED.format(units=units(audit))} {_TESTED}"),
+            paragraph(f"{(_PULLED if audit.dummies else _TRAINED).format(units=units(audit))} {_TESTED}"),
         ),
         folded("Attacks and where they come from", table(("attack", "paper"), papers)) if audit.attacks else "",
     )
 
 
 _TRAINED = (
-    "Before training, some {units} were chosen at random, and a fair coin decided for each whether it trained or was left out."
+    "Before training, some {units} were chosen at random, and about half of them, again at random, were left out of it."
     " So members and non-members differ only in that."
 )
 _PULLED = (
-    "Dummies are audited units that are nobody's data. A fair coin decided for each whether it contributed a random"
-    " direction of its own, as long as a unit of the data may, or zeros. So members and non-members differ only"
-    " in that."
+    "The audited {units} hold nobody's data and exist for the audit alone. About half of them, chosen at random, contributed a"
+    " random direction of their own, as long as a unit of the data may; the others sent zeros. So members and non-members"
+    " differ only in that."
 )
 _TESTED = (
-    "No attack sees the coins; its scores are compared with them afterwards. Each interval has a confidence of 95 %, by itself."
-    " The significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths of it; the"
-    " other numbers share the rest, or all of it once the main AUC is significant."
+    "No attack sees who was chosen; its scores are compared with that afterwards. Each interval has a confidence of 95 %,"
+    " by itself. The significance is corrected for the number of attacks: the AUC of the main attack is tested at four fifths"
+    " of it; the other numbers share the rest, or all of it once the main AUC is significant."
 )
 _NO_TEXTS = (
-    "Dummies have no texts, and their coins are independent of everything else. So only the run can distinguish"
-    " dummies that contributed from the others."
+    "Dummy units have no texts, and which of them contributed was chosen independently of everything else. So only the run can"
+    " distinguish them from the others."
 )
 _WHAT = "A classifier without access to the model tried to distinguish members from non-members by their texts alone."
 _FAIR = "So the findings of the attacks come from the model."
 _UNFAIR = (
-    "Members and non-members differ without the model, so no AUC above says anything about the model. Fair coins cause that by"
-    f" luck in one audit in {ONE_IN}: repeat run and audit with another seed; if it happens again, check how they were divided."
-    " A lower bound on epsilon rests on the coins alone, and stands if they were fair. Recovered texts do not rest on them."
+    "Members and non-members differ without the model, so no AUC above says anything about the model. Luck causes that in"
+    f" one audit in {ONE_IN}: repeat run and audit with another seed; if it happens again, check how they were divided."
+    " A lower bound on epsilon needs only that members were chosen at random, and then stands. Recovered texts do not need it."
 )
 _UNCHECKED = (
     "It was not checked whether members and non-members differ by their texts alone{why}. Until then a finding may be a"

@@ -16,8 +16,8 @@ from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import number
 from attacks.record import Audit, RunBeside, Tail, read
 from attacks.report import curves
+from attacks.report.phrases import at_least, ends
 from attacks.report.verdict import strongest
-from attacks.report.words import at_least, ends
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report import markup
 from secure_fed.report.formatting import at_most, listed, percent, rate
@@ -92,7 +92,7 @@ def sentence(run: RunBeside) -> str:
         clauses.append("no attack on membership gave a result")
     else:
         whose = _by_whom(run.attack, run.vantage)
-        clauses.append(f"AUC {run.auc:.2f} on membership (.5 is a coin) by {whose}")
+        clauses.append(f"AUC {run.auc:.2f} on membership (.5 is chance) by {whose}")
     if run.epsilon_lower is None:
         clauses.append("no lower bound on epsilon")
     else:

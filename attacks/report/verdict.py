@@ -1,6 +1,7 @@
 """The verdict on an audit, decided: its level, the significance of findings, corrected for their number, and the main attack.
 
-Its words are in `words`. Four verdicts, and a fifth level (unsupported) if none of them can be reached; the first that applies:
+Its words are in `sentences`. Four verdicts, and a fifth level (unsupported) if none of them can be reached; the first that
+applies:
 
     violation     the guarantee is contradicted: a lower bound on epsilon is above the epsilon accounted for the same unit and
                   adversary

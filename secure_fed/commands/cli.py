@@ -133,11 +133,11 @@ def _demo(chosen: argparse.Namespace) -> None:
     from attacks import command as audits
     from secure_fed.commands import demo
     from secure_fed.report.page import write_report
-    from secure_fed.runs.directory import private_part, read_config
+    from secure_fed.runs.directory import UNPROTECTED, private_part, read_config
 
     out = train_command.run(demo.config(), chosen, "demo", resume=False)
     print("secure-fed: the same again without privacy and masks, for comparison", file=sys.stderr)
-    unprotected = private_part(out) / "unprotected"  # it is on the same data
+    unprotected = private_part(out) / UNPROTECTED  # it is on the same data
     beside = argparse.Namespace(out=str(unprotected), json=False)
     train_command.run(demo.unprotected(read_config(out)), beside, "unprotected", resume=False, quiet=True)
     found = audits.side_by_side(out, unprotected)

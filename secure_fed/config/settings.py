@@ -699,6 +699,22 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class RecordConfig:
+    """[record]: what a record of the processing states beside the settings. It changes nothing in a run, and is kept with it.
+
+    All but `site` are on the public report too: they are what the people whose data were used have a right to be told.
+    """
+
+    operator: str = key("", "for the record: who is responsible for the run, with an address; empty: not stated")
+    site: str = key("", "for the record: where the machine that runs it stands; in the owner's report alone")
+    purpose: str = key("", "for the record: what the model is trained for")
+    legal_basis: str = key("", "for the record: the legal basis, such as an article, a consent or an ethics vote")
+    recipients: str = key("", "for the record: who receives the model and the report")
+    retention: str = key("", "for the record: how long the run's folder is kept")
+    reason: str = key("", "for the record: why this epsilon, or why none")
+
+
+@dataclass(frozen=True)
 class Sections:
     """All settings of a run, section by section."""
 
@@ -710,6 +726,7 @@ class Sections:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
 
     @property
     def audit_fraction(self) -> float:

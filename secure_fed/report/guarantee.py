@@ -1,9 +1,9 @@
-"""The guarantee of a private run as its files state it, in the pictures, the details and the statement of its report.
+"""The guarantee of a private run as its files state it, in the pictures and the details of its report.
 
 stated                            the guarantee that the files state; one that does not clearly hold is reported as void
 guarantee_picture, path_picture   the first screen: how much each observer may learn, and what each party sees of an update
+together                          what it is worth for a person who is more than one unit
 in_detail                         true-positive rates that it allows, other deltas, and groups
-statement                         the guarantee in the words of the result, and every term that it rests on
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -18,13 +19,12 @@ from numpy.typing import NDArray
 
 from secure_fed.config import PrivacyConfig
 from secure_fed.report import markup
-from secure_fed.report.formatting import MISSING, at_most, counted, number, rate
-from secure_fed.report.markup import Bar, Station, facts, figure, figures, folded, paragraph, section, table
+from secure_fed.report.formatting import at_most, counted, number, rate
+from secure_fed.report.markup import Bar, Station, figure, figures, folded, paragraph, table
 from secure_fed.report.masks import masked, missing
 from secure_fed.report.record import RunRecord
 
 Floats = NDArray[np.float64]
-Rows = list[tuple[str, str]]
 Place = Literal["sum", "shares", "contribution", "gradients"]
 
 
@@ -47,6 +47,12 @@ class Guarantee:
     secret: bool
     terms: Mapping[str, Any]
     text: str
+
+    @property
+    def mu(self) -> float | None:
+        """The mu of Gaussian differential privacy, where one is known; it is recorded once there is a result."""
+        mu: float | None = self.terms.get("gaussian_mu")
+        return mu
 
     @property
     def holds(self) -> bool:
@@ -92,48 +98,55 @@ def guarantee_picture(record: RunRecord) -> str:
         return ""
     assumed = " Against the server it rests on the assumptions below." if guarantee.place == "shares" else ""
     how = (
-        f"An observer guesses whether {_ONE[guarantee.unit]} was in the training; yes and no are equally likely. A bar shows"
-        " the most guesses that can be right by epsilon alone (a known mechanism allows fewer, which the audit states). Axis:"
-        f" epsilon, and below it that share. A coin is right in 50 %.{assumed}"
+        f"An observer guesses whether {GUESSED[guarantee.unit]}; yes and no are equally likely. {PRESENCE} A bar shows epsilon,"
+        f" and beside it the most guesses that can be right {_BY_MU if guarantee.mu is not None else _BY_EPSILON} A guess at"
+        f" random is right in 50 %.{assumed}"
     )
     drawn = markup.limits("epsilon against each observer", observers(guarantee))
     return figure("How often a guess may be right", drawn, how)
 
 
 def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
-    """A bar for the reader, the participant and the server; observers with equal epsilon share one."""
-    seen = guarantee.epsilon_participants
+    """A bar for whoever gets the final model, one for the other clients and one for the server."""
+    seen, mu = guarantee.epsilon_participants, guarantee.mu
     server = math.inf if guarantee.place == "sum" else seen
-    found: tuple[tuple[str, float], ...] = ((_READERS, guarantee.epsilon), (_PARTICIPANTS, seen), (_SERVER, server))
-    if guarantee.epsilon == seen:
-        found = ((_EVERYBODY, seen),) if server == seen else ((_BUT_THE_SERVER, seen), (_SERVER, server))
-    return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta)) for name, epsilon in found)
+    found = ((_MODEL, guarantee.epsilon), (_CLIENTS, seen), (_SERVER, server))
+    return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta, mu)) for name, epsilon in found)
 
 
-def limit(epsilon: float, delta: float) -> str:
+def limit(epsilon: float, delta: float, mu: float | None = None) -> str:
     """Epsilon and the share of right guesses, both rounded up."""
     if not math.isfinite(epsilon):
         return "no limit"
-    most = share(epsilon, delta)
+    most = share(epsilon, delta, mu)
     return f"ε ≤ {at_most(epsilon)}: {'next to no limit' if most == '100 %' else f'right in ≤ {most}'}"
 
 
-def share(epsilon: float, delta: float) -> str:
-    """The share of right guesses, rounded up to a hundredth of a per cent."""
-    hundredths = math.ceil(10_000 * right_at_most(epsilon, delta)) / 100
+def share(epsilon: float, delta: float, mu: float | None = None) -> str:
+    """The share of right guesses, rounded up: with a known mu to a tenth of a per cent, else to a hundredth."""
+    by_epsilon = right_at_most(epsilon, delta)
+    if mu is not None and (by_mu := NormalDist().cdf(mu / 2)) < min(by_epsilon, 0.999):
+        return f"{math.ceil(1000 * by_mu) / 10:.1f} %"
+    hundredths = math.ceil(10_000 * by_epsilon) / 100
     return "100 %" if hundredths > 99.99 else f"{hundredths:.2f} %"
 
 
 def right_at_most(epsilon: float, delta: float) -> float:
-    """The largest success probability of a guess between equally likely neighbours: (e^epsilon + delta) / (e^epsilon + 1)."""
+    """The largest success probability of a guess between equally likely neighbours: (e^epsilon + delta) / (e^epsilon + 1).
+
+    Where the two are N(0, 1) and N(mu, 1) it is Phi(mu / 2).
+    """
     rest = math.exp(-epsilon)
     return (1 + delta * rest) / (1 + rest)
 
 
 def path_picture(record: RunRecord) -> str:
-    """Clients, server and readers of the model: what each sees, where noise is added, and the guarantee against each."""
+    """Clients, server and the final model: what each party sees, where noise is added, and the guarantee against each."""
     drawn = markup.path("who sees what", stations(record, stated(record)), carried(record))
-    return figure("Who sees what", drawn, _EPSILON if record.private else _UNLIMITED)
+    how = _EPSILON if record.private else _UNLIMITED
+    if record.deployed:
+        return figure("Who sees what", drawn, how)
+    return figure("Who sees what (simulated)", drawn, f"{how} {SIMULATED}")
 
 
 def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, ...]:
@@ -148,9 +161,9 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
         few = record.draws_by_coins and not record.config.secure_aggregation.active
         sees = f"sees {'each sum, even of one client' if few else 'only the sum of a round'}{_IN_SUM.get(place, '')}"
     return (
-        Station(counted(len(record.client_names), "client"), _CLIENTS[place], noise=_BY_CLIENTS.get(place, "")),
+        Station(counted(len(record.client_names), "client"), _TRAIN[place], noise=_BY_CLIENTS.get(place, "")),
         Station("Server", sees, server, noise="+ noise" if place == "sum" else ""),
-        Station("Readers of the model", "the model after every round", readers),
+        Station(_MODEL, "the model after every round", readers),
     )
 
 
@@ -175,19 +188,19 @@ def in_detail(guarantee: Guarantee) -> str:
             figure(
                 "Catches that the guarantee allows",
                 markup.tradeoff("most catches at a rate of false alarms", allowed(terms)),
-                "Somebody who knows all else says who was in the training. No attack lies above the line; dashed: guessing. "
-                + ("By epsilon at all these deltas." if mu is None else "Exact for this mechanism."),
+                f"Somebody who knows all else says whether {GUESSED[guarantee.unit]}. No attack lies above the line; dashed:"
+                f" guessing. {'By epsilon at all these deltas.' if mu is None else 'By the mu of this noise.'}",
             )
         ),
         paragraph(
-            "The guarantee is not exactly that of one Gaussian, so no mu is given."
+            "No mu of Gaussian differential privacy is known for this noise."
             if mu is None
-            else f"It is exactly Gaussian differential privacy of mu {rate(mu)}: telling one draw of N(0, 1) from one of N(mu, "
-            "1)."
+            else f"It is Gaussian differential privacy of mu {rate(mu)}: as hard as telling one draw of N(0, 1) from one of"
+            f" N(mu, 1), so no attack has an AUC above {_auc(mu)}."
         ),
         paragraph("All of these hold at once:"),
         curve,
-        _groups(terms, guarantee.delta),
+        _groups(guarantee),
     )
 
 
@@ -211,94 +224,62 @@ def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
     return caught
 
 
-def _groups(terms: Mapping[str, Any], delta: float) -> str:
-    rows = [(number(one["units"]), at_most(one["epsilon"])) for one in terms["groups"]]
+def _auc(mu: float) -> str:
+    """The AUC of the best test, Phi(mu / sqrt 2), rounded up."""
+    return f"{math.ceil(1000 * NormalDist().cdf(mu / math.sqrt(2))) / 1000:.3f}"
+
+
+def two_units(unit: str, terms: Mapping[str, Any]) -> tuple[str, str]:
+    """A person who is two units, and the epsilon of the two together, as a name and its value."""
+    whose = "two examples of a person" if unit == "example" else "a person at two clients"
+    two = next((one for one in terms["groups"] if one["units"] == _TWO), None)
+    return whose, "not covered" if two is None else f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}"
+
+
+def together(guarantee: Guarantee) -> str:
+    """What the guarantee is worth for a person who is two units, in a sentence; empty before there is a result."""
+    if "groups" not in guarantee.terms:
+        return ""
+    who, found = _TWO_UNITS[guarantee.unit], two_units(guarantee.unit, guarantee.terms)[1]
+    if not found.startswith("epsilon"):
+        return f"{who} is {found}: no epsilon follows for two units together."
+    return f"{who} counts as two units, which have {found} together."
+
+
+def _delta(group: Mapping[str, Any], terms: Mapping[str, Any]) -> str:
+    return f"{group.get('delta', terms['delta']):g}"
+
+
+def _groups(guarantee: Guarantee) -> str:
+    groups = guarantee.terms["groups"]
+    rows = [(number(one["units"]), at_most(one["epsilon"]), _delta(one, guarantee.terms)) for one in groups]
     if not rows:
-        return paragraph(f"At delta {delta:g} nothing follows for two units together.")
-    loose = "" if all(one["exact"] for one in terms["groups"]) else " This bound is loose."
-    return paragraph(f"For several units together, at delta {delta:g}:{loose}") + table(("units", "epsilon"), rows)
+        return paragraph(together(guarantee))
+    loose = "" if all(one["exact"] for one in groups) else " This bound is loose."
+    return paragraph(f"For several units together:{loose}") + table(("units", "epsilon", "delta"), rows)
 
 
-def statement(record: RunRecord) -> str:
-    """The recorded statement, whole, and its terms as a table; empty where the run recorded none."""
-    guarantee = stated(record)
-    if guarantee is not None:
-        return section(
-            "Statement for the record",
-            "" if guarantee.holds else paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice"),
-            paragraph(guarantee.text, "recorded"),
-            facts(_terms(record, guarantee), "terms"),
-        )
-    recorded = (record.result or {}).get("privacy_statement")
-    return section("Statement for the record", paragraph(str(recorded), "recorded") if recorded else "")
-
-
-def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
-    """Everything needed to check the guarantee, or to doubt it."""
-    terms = guarantee.terms
-    return [
-        ("unit", terms["unit"]),
-        ("neighbours", terms["adjacency"]),
-        ("epsilon", at_most(guarantee.epsilon)),
-        *_against(guarantee),
-        ("delta", f"{guarantee.delta:g} (1 in {number(round(1 / guarantee.delta))})"),
-        ("mechanism", terms["mechanism"]),
-        ("clip norm", f"{terms['clip_norm']:g}"),
-        ("noise is added", terms["noise"]),
-        *_realised(terms),
-        ("sampling", terms["sampling"]),
-        ("accountant", terms["accountant"]),
-        ("trusted", terms["trust"]),
-        ("released", terms["released"]),
-        *_spending(record, guarantee),
-    ]
-
-
-def _against(guarantee: Guarantee) -> Rows:
-    """The observers that epsilon holds against, and the second epsilon where the first does not hold against participants."""
-    those = guarantee.terms.get("holds_against", ("reader",))
-    seen = f"{at_most(guarantee.epsilon_participants)}, against observers who see which clients take part in a round"
-    held = [("epsilon holds against", ", ".join(_OBSERVERS[one] for one in those))]
-    return held if "participant" in those else [*held, ("epsilon against participants", seen)]
-
-
-def _realised(terms: Mapping[str, Any]) -> Rows:
-    """The noise that the surviving clients actually added, where clients add it. The guarantee does not rely on it."""
-    found = terms.get("realised")
-    if not found:
-        return []
-    smallest = (
-        f"multiplier {rate(found['noise_multiplier'])} in the smallest sum, of {number(found['survivors'])} clients"
-    )
-    would_be = f"that would be epsilon {at_most(found['epsilon'])}, but the guarantee does not count on it"
-    return [("noise as realised", f"{smallest}; {would_be}")]
-
-
-def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
-    """The charges and their ledger, once there is a result."""
-    if record.result is None:
-        return [("ledger", record.config.privacy.ledger or "in the run directory")]
-    terms = guarantee.terms
-    limit, limit_delta = terms["budget_epsilon"], terms["budget_delta"]
-    of_limit = "without a limit" if limit is None else f"of {at_most(limit)} (delta {limit_delta:g})"
-    most = terms["participations"]
-    return [
-        ("releases", f"{number(record.result['releases'])} charged, {number(terms['planned_releases'])} planned"),
-        *([("rounds of one client", f"at most {number(most)}")] if most else []),
-        ("ledger", str(terms["ledger"])),
-        ("data set of the ledger", str(terms["data_set"]) or MISSING),
-        (
-            "spent in the ledger",
-            f"epsilon {at_most(record.result['epsilon_cumulative'])} {of_limit}, when this run ended",
-        ),
-    ]
-
-
-_READERS, _PARTICIPANTS, _SERVER = "Readers of the model", "Whoever sees cohorts", "The server"
-_EVERYBODY, _BUT_THE_SERVER = "Everybody", "Everybody but the server"
-_ONE = {"client": "one client", "example": "one example", "person": "one person"}
+_MODEL, _CLIENTS, _SERVER = "Whoever gets the final model", "The other clients", "The server"
+_TWO = 2
+_TWO_UNITS = {
+    "client": "A person with data at two clients",
+    "example": "A person with two examples",
+    "person": "A person with data at two clients, such as a patient of two clinics,",
+}
+GUESSED = {
+    "client": "one client's data were used in the training",
+    "example": "one example was used in the training",
+    "person": "one person's examples at one client were used in the training",
+}
+PRESENCE = "Protected are the data, not the presence: the clients' names, and that they are clients, are public."
+SIMULATED = (
+    "Simulated: one process held all clients' data and acted as the server, so nothing was hidden from whoever ran it. In a"
+    " deployment each party would see what is drawn here."
+)
+_BY_MU = "under this run's noise. Below the axis: the same by epsilon alone, for noise of any kind."
+_BY_EPSILON = "by epsilon alone. Axis: epsilon, and below it that share."
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
-_CLIENTS = {
+_TRAIN = {
     "nowhere": "train on their own data",
     "sum": "train, clip their updates",
     "shares": "train, clip their updates",
@@ -309,8 +290,3 @@ _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
 _UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit was in the training."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."
-_OBSERVERS = {
-    "reader": "readers of the models",
-    "participant": "observers who see when each client takes part",
-    "server": "the server",
-}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from secure_fed.report.formatting import number, power_of_two, size, time
-from secure_fed.report.markup import facts, folded, paragraph, section, subsection
+from secure_fed.report.markup import facts, folded, paragraph, section, subsection, table
 from secure_fed.report.record import RunRecord
 
 Rows = list[tuple[str, str]]
@@ -52,9 +52,29 @@ def secure_aggregation(record: RunRecord) -> str:
     return section(
         "Secure aggregation",
         _caught(record),
+        _counting(record, found),
         folded("Its cost", _counted(record), facts([*_traffic(record, found), *_time(record, found)], "terms")),
         folded("Its parameters", facts(_protocol(record, found), "terms")) if found else "",
     )
+
+
+def _counting(record: RunRecord, found: Facts | None) -> str:
+    """From a round's clients to the shares of noise that the guarantee counts, by subtraction; empty for drawn cohorts."""
+    if not found or "shares" not in found or found["coins"] or record.draws_by_coins:
+        return ""
+    from protocols import thresholds
+
+    invited, least, dummies = found["clients"], found["least"], found["dummies"]
+    rows = [("clients whose turn it is in a round", number(invited - dummies))]
+    if dummies:
+        rows += [(_DUMMIES, f"+ {number(dummies)}"), ("invited to a sum", f"= {number(invited)}")]
+    rows += [("that may drop out", f"− {number(invited - least)}"), (_LEAST, f"= {number(least)}")]
+    if found["shares"] is not None:
+        most = thresholds.colluding(invited, record.config.secure_aggregation.corrupt)
+        rows += [("dummy clients, which add no noise", f"− {number(dummies)}")] if dummies else []
+        rows += [("that may collude with the server, which then knows their shares of the noise", f"− {number(most)}")]
+        rows += [("shares of noise that the guarantee counts", f"= {number(found['shares'])}")]
+    return subsection("Who is counted in a sum", table(("clients", "number"), rows))
 
 
 def _caught(record: RunRecord) -> str:
@@ -107,14 +127,10 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
     """The parameters of a sum, each with its purpose."""
     clients, neighbours = number(found["clients"]), number(found["neighbours"])
     complete = found["neighbours"] >= found["clients"] - 1
-    more = (
-        ", or more if the coins draw more; if they draw fewer, other clients send zeros"
-        if record.draws_by_coins
-        else ""
-    )
+    more = ", or more if more are drawn; if fewer are drawn, other clients send zeros" if record.draws_by_coins else ""
     if record.draws_by_coins and record.hides_cohort:
-        more = " in every round: those that the coins do not draw send zeros"
-    left = f"no sum of fewer than {number(found['least'])} is unmasked"
+        more = " in every round: those that are not drawn send zeros"
+    left = f"{_LEAST}: {number(found['least'])}"
     among = _CHOSEN if found["active"] else _RING
     return [
         (
@@ -179,6 +195,8 @@ _BLAME = {
     "dealt wrong shares": "left out from then on. The blame is wrong only if many holders of its shares lied together",
     "opened wrong shares": "corrected. The blame is wrong only if the client that dealt them lied",
 }
+_DUMMIES = "dummy clients beside them, which hold nobody's data and exist for the audit alone"
+_LEAST = "fewest whose sum is unmasked"
 _RING = ", on a ring in random order"
 _CHOSEN = " on average: each client chooses its own"
 _MISSING = (

@@ -1,13 +1,14 @@
 """What a run measured, in words: the metrics of its task, and its membership inference.
 
 The metrics are one sentence and the key numbers (`how_good`, `key_numbers`). The membership figure says how well one attack,
-the cheapest, separates members from non-members, on units whose membership was decided by coins: its meaning, also below a
-coin's, and whether there are too few units for a conclusion (`meaning`). A negative result is reported as such and never as
+the cheapest, separates members from non-members, on units whose membership was decided at random: its meaning, also below
+chance, and whether there are too few units for a conclusion (`meaning`). A negative result is reported as such and never as
 privacy. The audit of the run, if there is one, is a separate page, which the section `membership` links.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,13 @@ from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.record import RunRecord
 from secure_fed.runs import guarantee
+from secure_fed.runs.roc import EXPECTED_FALSE_POSITIVES
 
 FOR_THE_OWNER = (
     "the owner of the data alone: computed from its rows without noise, so no guarantee covers it; show it to nobody"
 )
 _CHANCE = 0.5
-WIDE = 0.1  # a wider interval around a coin excludes neither "no leak" nor a leak that matters
+WIDE = 0.1  # a wider interval around chance excludes neither "no leak" nor a leak that matters
 
 
 def keys(record: RunRecord) -> tuple[str, ...]:
@@ -124,14 +126,27 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         return paragraph(f"No figure: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
-        (f"{figure_name(found)} (a coin: 0.5)", auc(found)),
+        (f"{figure_name(found)} (at random: 0.5)", auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
-    caught = [(f"members found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
+    whom = f"{dummy_nouns(found)} that contributed," if of_dummies(found) else "members"
+    caught = [(f"{whom} found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
     silent = _SILENT_DUMMIES if of_dummies(found) else _SILENT
     return (
-        paragraph(_meaning(found)) + facts(key, "key") + (facts(caught, "terms") if caught else "") + paragraph(silent)
+        paragraph(_meaning(found))
+        + facts(key, "key")
+        + (facts(caught, "terms") if caught else "")
+        + (_audited(record) if of_dummies(found) else "")
+        + paragraph(silent)
     )
+
+
+def _audited(record: RunRecord) -> str:
+    """The figure of the audit's main attack on the same dummies, if the audit may be shown, and why it differs."""
+    cell = record.audited
+    if not cell:
+        return ""
+    return paragraph(f"The audit's main attack on them, “{cell['title']}”, has an AUC of {auc(cell)}. {_TWO_ATTACKS}")
 
 
 def _meaning(found: Mapping[str, Any]) -> str:
@@ -139,23 +154,23 @@ def _meaning(found: Mapping[str, Any]) -> str:
     if of_dummies(found):
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
         return (
-            f"{count} dummies took part beside the {units(found)[0]}. They are nobody's data. A coin decided for each whether"
-            " it contributes a random direction of its own whenever it is drawn, as long as the clip norm, the most that"
-            " anybody may. The attack sees everything that was released, and goes by how far the model moved along each"
-            f" direction. {meaning(found)}"
+            f"{count} {dummy_nouns(found)} took part beside the {units(found)[0]}. They hold nobody's data and exist for the"
+            " audit alone. At random, some of them contribute a random direction of their own whenever they are drawn,"
+            " as long as the clip norm, the most that one unit may. The run's own attack sees everything that was released, and"
+            f" goes by how far the model moved along each direction. {meaning(found)}"
         )
     if of_rows(found):
         return f"{meaning(found)} {found['misleads']}"
     return (
-        f"{meaning(found)} Before training, coins decided which of some {units(found)[0]} were left out. The attack has the"
-        " final model, and names the one that the model fits better."
+        f"{meaning(found)} Before training, some {units(found)[0]} were left out at random. The attack has the final model, and"
+        " names the one that the model fits better."
     )
 
 
 def _sides(found: Mapping[str, Any]) -> str:
     if of_rows(found):
         return "rows that trained, that did not"
-    return "dummies that contributed, that did not" if of_dummies(found) else "members, held out"
+    return f"{dummy_nouns(found)} that contributed, that did not" if of_dummies(found) else "members, held out"
 
 
 def auc(found: Mapping[str, Any]) -> str:
@@ -175,7 +190,7 @@ def short_auc(found: Mapping[str, Any]) -> str:
 
 def figure_name(found: Mapping[str, Any]) -> str:
     """The name of the figure, which is about dummies in a run that has them."""
-    return "membership AUC of dummies" if of_dummies(found) else "membership AUC"
+    return f"membership AUC of {dummy_nouns(found)}" if of_dummies(found) else "membership AUC"
 
 
 def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
@@ -186,16 +201,18 @@ def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
 
 def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | None) -> str:
     if rate is None:
-        others = (
-            "dummies that did not contribute"
-            if of_dummies(found)
-            else "that did not train"
-            if of_rows(found)
-            else "held out"
-        )
-        return f"not stated: {number(found.get('non_members'))} {others} are too few for a rate of {100 * target:g} %"
+        others = "held out"
+        if of_dummies(found) or of_rows(found):
+            others = f"{dummy_nouns(found)} that did not contribute" if of_dummies(found) else "that did not train"
+        return f"not stated: {number(found.get('non_members'))} {others} are {too_few(target)}"
     accused = f"{percent(rate.get('fpr'))}{_share(rate.get('fpr_interval'))} falsely accused"
     return f"{percent(rate['tpr'])}{_share(rate.get('tpr_interval'))}, with {accused}"
+
+
+def too_few(target: float) -> str:
+    """Why a true-positive rate at this false-positive rate is not stated, in both pages."""
+    needed = number(math.ceil(EXPECTED_FALSE_POSITIVES / target - 1e-9))
+    return f"too few for a rate of {100 * target:g} %, which takes {needed}, or the exact law of their scores"
 
 
 def _share(interval: Any) -> str:
@@ -210,8 +227,13 @@ def of_dummies(found: Mapping[str, Any]) -> bool:
 
 
 def of_rows(found: Mapping[str, Any]) -> bool:
-    """Whether no coin decided who trained."""
+    """Whether who trained was not decided at random."""
     return found.get("of") == "rows"
+
+
+def dummy_nouns(found: Mapping[str, Any]) -> str:
+    """The dummy units of a figure: "dummy clients" or "dummy examples"."""
+    return f"dummy {guarantee.dummy_units(str(found.get('unit')))}"
 
 
 def units(found: Mapping[str, Any]) -> tuple[str, str]:
@@ -226,11 +248,11 @@ def meaning(found: Mapping[str, Any]) -> str:
     right = f"{100 * float(found['auc']):.0f}"
     other = "one that did not" if of_rows(found) else "one that was held out"
     pair = (
-        "Of a dummy that contributed and one that did not, the attack names the one that did"
+        f"Of a {dummy_nouns(found)[:-1]} that contributed and one that did not, the attack names the one that did"
         if of_dummies(found)
         else f"Of {units(found)[1]} that trained and {other}, the attack names the one that trained"
     )
-    return f"{pair} in {right} of 100 pairs; a coin does in 50. {_judgement(found)}".strip()
+    return f"{pair} in {right} of 100 pairs; a guess at random does in 50. {_judgement(found)}".strip()
 
 
 def _judgement(found: Mapping[str, Any]) -> str:
@@ -241,13 +263,13 @@ def _judgement(found: Mapping[str, Any]) -> str:
     low, high = map(float, between)
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE and of_dummies(found):
-        return f"{interval}: dummies that contributed can be distinguished from others. {_ALLOWED}"
+        return f"{interval}: {dummy_nouns(found)} that contributed can be distinguished from others. {_ALLOWED}"
     if low > _CHANCE and of_rows(found):
         return f"{interval}: the model fits rows that trained better than the others, unless these are of another kind."
     if low > _CHANCE:
         return f"{interval}: the model reveals something about whether {units(found)[1]} was in its training."
     if high < _CHANCE:
-        return f"{interval}, below a coin. That is not privacy: the opposite guess is right more often than a coin."
+        return f"{interval}, below chance. That is not privacy: the opposite guess is right more often."
     below = " A value below 50 is chance; it does not show privacy." if float(found["auc"]) < _CHANCE else ""
     if high - low > WIDE:
         sizes = f"{number(found.get('members'))} and {number(found.get('non_members'))}"
@@ -280,9 +302,13 @@ _SILENT = (
     " than the model may learn more. secure-fed audit tries stronger attacks."
 )
 _SILENT_DUMMIES = (
-    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy that"
-    " pulls changes the model as much as anybody may, usually more than real data do, so it is easier to detect. secure-fed"
-    " audit compares what dummies show with the guarantee."
+    "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
+    " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
+    " secure-fed audit compares what they show with the guarantee."
+)
+_TWO_ATTACKS = (
+    "It is another attack, which sees the models alone and knows the exact law of the scores of those that did not contribute:"
+    " so its interval is another one, and it states rates for which the run's own attack has too few of them."
 )
 _AUDIT = "The audit of this run: every attack, from every vantage point"
 _ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."

@@ -4,7 +4,8 @@ Here are the sections on the run as a whole: its name, the first screen, all res
 others have files of their own:
 
     record      the run directory as one frozen value
-    guarantee   the guarantee that the files state, its pictures and its details, and the statement for the record
+    guarantee   the guarantee that the files state, its pictures and its details
+    for_the_record   who answers for the run, its origin and digests, the statement, and copies without protection
     privacy     the clients' protection, and the server's view
     masks       secure aggregation: its parameters and its cost
     measured    the metrics of a task in words, and the run's own membership inference
@@ -16,8 +17,10 @@ A section is a function `RunRecord -> HTML`, and returns "" where it does not ap
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from statistics import median
@@ -26,7 +29,7 @@ from typing import Any
 from secure_fed.activity import activity
 from secure_fed.errors import RunDirectoryError
 from secure_fed.learning.tasks.headline import scores, spoken
-from secure_fed.report import curves, guarantee, markup, privacy
+from secure_fed.report import curves, for_the_record, guarantee, markup, privacy
 from secure_fed.report.formatting import MISSING, counted, duration, listed, number, percent, rate, size
 from secure_fed.report.markup import facts, figure, figures, folded, paragraph, section, table, text
 from secure_fed.report.masks import masked, secure_aggregation
@@ -49,9 +52,10 @@ def write_report(run_dir: Path) -> Path:
     path, private = run_dir / REPORT, private_part(run_dir)
     try:
         with activity("writing the report"):
-            shown = read(run_dir)
-            whole = page(owned(run_dir))
-            content = page(shown) if shown.private else whole
+            shown, own = read(run_dir), owned(run_dir)
+            content = page(shown if shown.private else own)
+            passed_on = {**own.digests, REPORT: hashlib.sha256(content.encode("utf-8")).hexdigest()}
+            whole = page(replace(own, digests=passed_on)) if shown.private else content
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Rounds, result and facts are shown as found in the files, even if somebody edited them.
         raise RunDirectoryError(f"{run_dir} is damaged: it holds a value that no run writes ({error})") from error
@@ -79,7 +83,9 @@ def page(record: RunRecord) -> str:
         results,
         rounds,
         configuration,
-        guarantee.statement,
+        for_the_record.unguarded,
+        for_the_record.record_of,
+        for_the_record.statement,
     )
     return document(f"{record.name}: federated fine-tuning report", "".join(one(record) for one in sections))
 
@@ -97,13 +103,14 @@ def document(title: str, html: str, style: str = "") -> str:
 
 
 def heading(record: RunRecord) -> str:
-    """The run's name, whether it is finished, and a warning if its requested privacy is void."""
+    """The run's name, whether it is finished, whether it was simulated, and a warning if its requested privacy is void."""
     done = f"{number(len(record.rounds))} of {counted(record.planned, 'round')}"
     finished = "Ended early" if record.ended_early else "Finished"
     if record.result:
         state = paragraph(f"{finished}: {done}", "state")
     else:
         state = paragraph(f"Not finished: {done} done", "state open")
+    state += "" if record.deployed else paragraph("Simulated: one process held all clients' data", "state")
     warning = paragraph("NOT PRIVATE", "state open") if privacy.void(record) else ""
     title = f'<p class="kind">Federated fine-tuning report</p>\n<h1>{text(record.name)}</h1>\n'
     return f"<header>\n{title}{state}{warning}</header>\n"
@@ -111,11 +118,16 @@ def heading(record: RunRecord) -> str:
 
 def summary(record: RunRecord) -> str:
     """The run in two sentences, the key numbers, and the two pictures of its protection."""
+    stated = guarantee.stated(record)
     key = (
         *key_numbers(record),
         ("epsilon", privacy.short(record)),
-        *((f"{figure_name(found)} (a coin: 0.5)", short_auc(found)) for found in [measured(record)] if found),
-        ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
+        *(
+            [guarantee.two_units(stated.unit, stated.terms)]
+            if stated and stated.holds and "groups" in stated.terms
+            else []
+        ),
+        *((f"{figure_name(found)} (at random: 0.5)", short_auc(found)) for found in [measured(record)] if found),
     )
     return section(
         "In short",
@@ -164,7 +176,7 @@ def _averaged(record: RunRecord) -> str:
 def _what_travelled(record: RunRecord) -> str:
     trained = (record.result or {}).get("trainable")
     what = f"{number(trained)} trained parameters" if trained else "the trained parameters"
-    expected = " These are expected sizes: readers do not learn how many clients took part."
+    expected = " These are expected sizes: how many clients took part is secret."
     return (
         f"Clients sent updates of {what}, not texts: {size(record.total('bytes_up'))} from the"
         f" clients to the server and {size(record.total('bytes_down'))} back.{expected if record.hides_cohort else ''}"
@@ -189,10 +201,10 @@ def results(record: RunRecord) -> str:
     result = record.result or {}
     expected = ", expected" if record.hides_cohort else ""
     clients = number(len(record.client_names))
-    # Dummy clients, if there are any. Dummy examples belong to clients and are not counted here.
+    # Dummy examples belong to clients and are not counted here.
     dummies = (record.facts.get("dummies") or {}).get("units")
     if dummies and record.config.privacy.unit in ("none", "client"):
-        clients += f" and {number(dummies)} dummies"
+        clients += f", and {number(dummies)} dummy clients for the audit"
     rows = (
         ("method", record.config.method.name),
         ("model", _model(record)),
@@ -208,7 +220,7 @@ def results(record: RunRecord) -> str:
         ("trained numbers", number(result.get("trainable"))),
         ("privacy unit", record.config.privacy.unit),
         ("sampling rate", rate(result.get("sampling_rate"))),
-        ("releases", number(result.get("releases"))),
+        ("noised releases of this run" if record.private else "rounds times passes", number(result.get("releases"))),
         (f"sent by clients{expected}", size(record.total("bytes_up"))),
         (f"sent to clients{expected}", size(record.total("bytes_down"))),
         ("duration", duration(_seconds(record))),
@@ -351,6 +363,7 @@ def configuration(record: RunRecord) -> str:
     settings = (
         (f"{name}.{key}", value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False))
         for name, table in record.config.to_dict().items()
+        if name != "record"  # which has its own section, with less on the page that may be passed on
         for key, value in table.items()
     )
     labels = [str(label) for label in record.facts["label_names"]]

@@ -5,8 +5,9 @@ The server's view, with masks and without, is for readers who know neither.
 
 from __future__ import annotations
 
+from privacy.statement import SEES_COHORTS
 from secure_fed.report.formatting import at_most, listed
-from secure_fed.report.guarantee import Guarantee, in_detail, share, stated
+from secure_fed.report.guarantee import GUESSED, PRESENCE, Guarantee, in_detail, share, stated, together
 from secure_fed.report.markup import bullets, folded, paragraph, section, table
 from secure_fed.report.masks import colluding, masked
 from secure_fed.report.record import RunRecord
@@ -66,6 +67,7 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         paragraph(
             f"This run {is_private} {epsilon}-differentially private. Protected: {guarantee.terms['unit']}.", "verdict"
         ),
+        paragraph(f"{together(guarantee)} {_other_runs(record)}".strip()),
         "" if record.result else paragraph(_PLANNED, "notice"),
         _weakness(guarantee),
         paragraph(_meaning(guarantee)),
@@ -83,16 +85,24 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
     )
 
 
+def _other_runs(record: RunRecord) -> str:
+    """Whether this epsilon covers this run alone; empty before there is a result."""
+    if record.result is None:
+        return ""
+    return _LEDGER if record.config.privacy.ledger else _ALONE_HERE
+
+
 def _meaning(guarantee: Guarantee) -> str:
-    change = _CHANGES[guarantee.unit]
+    guessed = GUESSED[guarantee.unit]
     if guarantee.unit == "client" and guarantee.replaced:
-        change = "a client held its own data or other data"
-    found = share(guarantee.epsilon, guarantee.delta)
+        guessed = "a client held its own data or other data"
+    found, by_epsilon = (share(guarantee.epsilon, guarantee.delta, mu) for mu in (guarantee.mu, None))
     most = "the bound is above 99.99 %, which rules out next to nothing" if found == "100 %" else f"in at most {found}"
+    loose = "" if found == by_epsilon else f" (under this run's noise; {by_epsilon} by epsilon and delta alone)"
     return (
-        f"Imagine somebody who has the model, knows all other training data, and has to guess whether {change}."
-        f" Both answers are equally likely beforehand. The guess is right {most} of such cases. A coin is right in 50 %."
-        " This holds whatever else this person knows or computes."
+        f"Imagine somebody who has the model, knows all other training data, and has to guess whether {guessed}. Both answers"
+        f" are equally likely beforehand. The guess is right {most} of such cases{loose}. A guess at random is right in 50 %."
+        f" This holds whatever else this person knows or computes. {PRESENCE}"
     )
 
 
@@ -112,7 +122,7 @@ def _weakness(guarantee: Guarantee) -> str:
     """A warning about an epsilon that is too large to mean much."""
     if max(guarantee.epsilon, guarantee.epsilon_participants) <= _WEAK:
         return ""
-    alone = "" if guarantee.epsilon > _WEAK else " against readers who also know who took part"
+    alone = "" if guarantee.epsilon > _WEAK else f" against {SEES_COHORTS}"
     most = at_most(max(guarantee.epsilon, guarantee.epsilon_participants))
     return paragraph(
         f"A weak guarantee{alone}: epsilon is {most}. With an epsilon above {_WEAK:g}, an observation may be more than 20,000"
@@ -137,7 +147,7 @@ def _masked(record: RunRecord, case: str) -> str:
     few = record.draws_by_coins and not record.config.secure_aggregation.active
     who = ("that all take part, not which of them train",) if hidden else ("yes",)
     rows = (
-        ("what one client sent", "only if coins draw no other" if few else "no", _ALONE[case]),
+        ("what one client sent", "only if no other is drawn" if few else "no", _ALONE[case]),
         ("the sum over a round's clients", _SUM[case], _SUM[case]),
         ("who takes part in a round, and when", *who, "yes"),
         ("the model", "yes", "yes"),
@@ -162,31 +172,24 @@ def _assumed(record: RunRecord, case: str) -> str:
 def _participants(guarantee: Guarantee) -> str:
     """The observers that the second epsilon holds against, where noise is on sums."""
     seen = at_most(guarantee.epsilon_participants)
-    if guarantee.place == "sum":
-        return f"Against clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
-    if guarantee.place == "shares":
-        return f"Against the server, clients of the same round, and anybody else who sees who takes part, epsilon is {seen}."
-    return ""
+    server = "the server, and " if guarantee.place == "shares" else ""
+    return f"Against {server}{SEES_COHORTS}, epsilon is {seen}." if guarantee.place in ("sum", "shares") else ""
 
 
-_CHANGES = {
-    "client": "one client's data were used or not",
-    "example": "one example was among the training examples of its client or not",
-    "person": "all examples of one person at one client were among its training examples or not",
-}
+_ALONE_HERE = (
+    "This epsilon covers this run alone: each further run on the same data adds its own, and only runs that share a ledger"
+    " (privacy.ledger) are added up."
+)
+_LEDGER = "This epsilon covers this run alone; the runs of its ledger together are under “For the record”."
 _LIMITS = {
-    "client": (
-        "The model may reveal whatever holds for many clients: learning that is its purpose. A person whose data lie with"
-        " several clients is protected less than one client is."
-    ),
+    "client": ("The model may reveal whatever holds for many clients: learning that is its purpose."),
     "example": (
         "The model may reveal whatever holds for many examples, and what distinguishes one client from another. The unit is one"
-        " example: a person with several examples is protected less. privacy.unit = 'person' protects all examples of a person"
-        " together."
+        " example: privacy.unit = 'person' protects all examples of a person together."
     ),
     "person": (
         "The model may reveal whatever holds for many persons, and what distinguishes one client from another. The unit is one"
-        " person at one client: a person with examples at several clients is protected less."
+        " person at one client."
     ),
 }
 _THIS_PAGE = "The guarantee is about the model. Files of the run directory name the clients."
@@ -214,8 +217,8 @@ _MASKS = (
     " round are added up, and only then: the server learns the sum, and nothing else about a single contribution."
 )
 _FEW = (
-    " A coin for every client decides who contributes to a sum. If the coins draw few clients, the sum is over these few; if"
-    " they draw one client alone, the sum is that client's contribution."
+    " Each client contributes to a sum at random. If few clients are drawn, the sum is over these few; if one client alone is"
+    " drawn, the sum is that client's contribution."
 )
 _ALONE = {
     "nowhere": "yes",
@@ -261,8 +264,8 @@ _ACTIVE = (
     " the clients' signing keys is trusted to hand out the right ones."
 )
 _LISTED = (
-    "The server's coins decide who contributes to a sum, and the other clients send zeros. The server must show all clients one"
-    " list of contributors, and they stop unless the list is long enough to contain two honest clients."
+    "The server draws at random who contributes to a sum, and the other clients send zeros. The server must show all clients"
+    " one list of contributors, and they stop unless the list is long enough to contain two honest clients."
 )
 _IN_THE_CLEAR = {
     "nowhere": (

@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.errors import RunDirectoryError
+from secure_fed.errors import RunDirectoryError, plainly
 from secure_fed.runs import published
 from secure_fed.runs.directory import (
     AUDIT,
     AUDIT_PAGE,
+    CHECKPOINT,
     METRICS,
     OWN_FACTS,
     OWN_RESULT,
     OWN_ROUNDS,
     PRIVATE,
+    RECORDING,
+    RESULT,
+    UNPROTECTED,
     Published,
     is_deployed,
     parsed,
@@ -37,7 +42,9 @@ class RunRecord:
     """One run: its finished `rounds` in order; `result` is None until the last planned round is done or the run ended early.
 
     owned: whether it contains the withheld part of a private run. audit: the path, relative to the run directory, of the page
-    on an audit of the run after these rounds; empty where there is none, and for readers who may not see it.
+    on an audit of the run after these rounds; empty where there is none, and for readers who may not see it. audited: that
+    audit's main attack: its title, AUC, interval and true-positive rates. unguarded: the folders in the private part that hold
+    what no noise and no mask protects. digests: SHA-256 of files of the run, by the name of the file.
     """
 
     name: str
@@ -47,6 +54,9 @@ class RunRecord:
     result: Mapping[str, Any] | None
     owned: bool = True
     audit: str = ""
+    audited: Mapping[str, Any] = field(default_factory=dict)
+    unguarded: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def private(self) -> bool:
@@ -134,7 +144,8 @@ def read(run_dir: Path) -> RunRecord:
     public = Published(run_dir)
     facts, config = public.facts, public.config  # other folders may have a config.json, too
     rounds = _rounds(public.text(METRICS), run_dir / METRICS)
-    record = RunRecord(run_dir.resolve().name, config, facts, rounds, public.result, owned=False)
+    digests = {name: _digest(file) for name in (CHECKPOINT, RESULT) if (file := run_dir / name).is_file()}
+    record = RunRecord(run_dir.resolve().name, config, facts, rounds, public.result, owned=False, digests=digests)
     if record.private:
         record = _shown(record)
     if record.withholds_test and record.result is not None:
@@ -149,11 +160,21 @@ def read(run_dir: Path) -> RunRecord:
 def owned(run_dir: Path) -> RunRecord:
     """The record of `run_dir` with its withheld part, for the owner of the data; without privacy, that part is small."""
     record, folder = read(run_dir), private_part(run_dir)
-    record = replace(record, owned=True, audit=_audit(folder, len(record.rounds)))
+    facts, audit = _own(folder / OWN_FACTS), _audit(folder, len(record.rounds))
+    # Recorded models are what the clients receive anyway; recorded updates and sums are not.
+    kept = (UNPROTECTED, RECORDING) if record.config.evaluation.record == "updates" else (UNPROTECTED,)
+    record = replace(
+        record,
+        owned=True,
+        audit=f"{PRIVATE}/{AUDIT_PAGE}" if audit else "",
+        audited=_main_attack(audit),
+        unguarded=tuple(name for name in kept if (folder / name).is_dir()),
+    )
     if not record.private or not folder.is_dir():
-        return record
+        noted = {name: facts[name] for name in ("origin", "ended") if name in facts}
+        return replace(record, facts={**record.facts, **noted})
     own = {row["round"]: row for row in _rounds(read_text(folder / OWN_ROUNDS), folder / OWN_ROUNDS)}
-    facts, figures = (_own(folder / name) for name in (OWN_FACTS, OWN_RESULT))
+    figures = _own(folder / OWN_RESULT)
     result = Published(run_dir).result
     whole = replace(
         record,
@@ -191,14 +212,34 @@ def _own(file: Path) -> dict[str, Any]:
     return {} if content is None else parsed(content, str(file))
 
 
-def _audit(folder: Path, finished: int) -> str:
-    """The path in the private part of the page on an audit after `finished` rounds, if that part can be read."""
+def _audit(folder: Path, finished: int) -> Mapping[str, Any]:
+    """The audit after `finished` rounds, as its file has it, if the private part can be read and has its page; else empty."""
     try:
-        after = _own(folder / AUDIT).get("rounds")
+        found = _own(folder / AUDIT)
     except RunDirectoryError:
-        return ""
-    found = type(after) is int and after == finished and (folder / AUDIT_PAGE).is_file()
-    return f"{PRIVATE}/{AUDIT_PAGE}" if found else ""
+        return {}
+    after = found.get("rounds")
+    return found if type(after) is int and after == finished and (folder / AUDIT_PAGE).is_file() else {}
+
+
+def _main_attack(audit: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of an audit's main attack, with its title; empty where the file has none."""
+    main = audit.get("main") or {}
+    for cell in audit.get("cells") or ():
+        if (
+            main
+            and all(cell.get(name) == main.get(name) for name in ("attack", "vantage"))
+            and cell.get("auc") is not None
+        ):
+            titles = {one.get("name"): one.get("title") for one in audit.get("attacks") or ()}
+            return {**cell, "title": str(titles.get(cell["attack"]) or cell["attack"])}
+    return {}
+
+
+def _digest(file: Path) -> str:
+    unread = plainly(RunDirectoryError, f"{file} cannot be read", "give the --out of `secure-fed train`")
+    with unread, file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _rounds(content: str | None, file: Path) -> tuple[Mapping[str, Any], ...]:

@@ -12,10 +12,22 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 
+from privacy.statement import OBSERVERS
 from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads, no_better
+from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
-from secure_fed.report.measured import FOR_THE_OWNER, auc, meaning, measured_model, of_rows, rates
+from secure_fed.report.guarantee import two_units
+from secure_fed.report.measured import (
+    FOR_THE_OWNER,
+    auc,
+    dummy_nouns,
+    meaning,
+    measured_model,
+    of_dummies,
+    of_rows,
+    rates,
+)
 from secure_fed.runs import guarantee
 
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
@@ -190,8 +202,8 @@ def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False)
     if found.get("auc") is None:
         return [(name, f"no figure: {found.get('why') or 'no reason given'}")]
     sizes = f"{found['members']:,} members, {found['non_members']:,} held out"
-    if found.get("of") == "dummies":
-        sizes = f"{found['members']:,} dummies that contributed, {found['non_members']:,} that did not"
+    if of_dummies(found):
+        sizes = f"{found['members']:,} {dummy_nouns(found)} that contributed, {found['non_members']:,} that did not"
     if of_rows(found):
         sizes = f"{found['members']:,} rows that trained, {found['non_members']:,} that did not"
     caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
@@ -213,6 +225,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("privacy", str(summary["privacy_statement"]))]
     limit = "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
+    whose, together = two_units(summary["unit"], terms)
     void = (
         []
         if terms["private"]
@@ -222,20 +235,20 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *void,
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
         ("  protects", terms["unit"]),
+        (f"  {whose}", together),
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
-        ("  releases", f"{summary['releases']:,} charged of {terms['planned_releases']:,} planned"),
+        ("  releases", releases(summary["releases"], terms)),
         ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
-        *([("  other runs", "not counted: this run has its own ledger")] if _alone(summary) else []),
+        *([("  other runs", "not counted: this epsilon covers this run alone")] if _alone(summary) else []),
     ]
 
 
 def _against(terms: Mapping[str, Any], seen: str) -> list[tuple[str, str]]:
     """The observers that the one epsilon holds against, or the second epsilon."""
     those = terms.get("holds_against", ())
-    if "participant" not in those:
-        return [("  against participants", f"epsilon {seen}")]
-    return [("  holds against", "everybody" if "server" in those else "everybody but the server")]
+    held = [("  holds against", ", ".join(OBSERVERS[one] for one in those))]
+    return held if "participant" in those else [*held, ("  against other clients", f"epsilon {seen}")]
 
 
 def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -247,7 +260,7 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     lies = "even if it lies about keys or survivors" if found["active"] else "if it follows the protocol"
     few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
     whose = (
-        "the clients drawn by coins, even a single one"
+        "the clients that are drawn, even a single one"
         if found["coins"]
         else f"{few or 'all '}{found['clients']} clients"
     )
@@ -279,8 +292,8 @@ def _hides_cohort(summary: Mapping[str, Any]) -> bool:
 def _those_in(summary: Mapping[str, Any]) -> str:
     """The participants of a round."""
     cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
-    if found.get("of") == "dummies" and found["unit"] == "client" and found["members"] + found["non_members"]:
-        clients = f"{clients} clients, beside {found['members'] + found['non_members']} dummies"
+    if of_dummies(found) and found["unit"] == "client" and found["members"] + found["non_members"]:
+        clients = f"{clients} clients, beside {found['members'] + found['non_members']} dummy clients"
     else:
         clients = f"{clients} clients"
     if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:

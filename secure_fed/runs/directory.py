@@ -34,6 +34,10 @@ OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 MEMBERSHIP, ATTENDANCE, RELEASED = "membership.json", "attendance", "released.safetensors"
 TENSORBOARD = "tensorboard"
+RECORDING, UNPROTECTED = (
+    "recording",
+    "unprotected",
+)  # what an audit needs: recorded rounds, and a second run without privacy
 LOCK = ".lock"
 
 

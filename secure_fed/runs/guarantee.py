@@ -27,6 +27,7 @@ from secure_fed.config import RunConfig, SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT
 
 if TYPE_CHECKING:
+    from privacy.distributed import DistributedGaussian
     from privacy.plan import Plan
     from secure_fed.rounds.masked.wiring import Masks
     from secure_fed.rounds.protection import Protection
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
 GROUPS = (2, 5)
+GROUP_DELTAS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 NO_PRIVACY = (
     "No differential privacy and no secure aggregation: the server sees every client's contribution, "
     "and nothing bounds what the model reveals of its training data."
@@ -68,7 +70,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
-            **_meaning(plan, covered),
+            **_meaning(plan, covered, protection.shares),
             "place": protection.placement.name,
             "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
@@ -102,28 +104,34 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
     return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
 
 
-def _meaning(plan: Plan, releases: int) -> dict[str, Any]:
+def _meaning(plan: Plan, releases: int, shares: DistributedGaussian | None) -> dict[str, Any]:
     """What the guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several units together.
 
     curve: epsilon at deltas around the run's, as far as the accountant resolves them. gaussian_mu: as `Plan.gaussian`. groups:
-    for groups of two and five units, epsilon at the run's delta; left out where none follows. exact: whether it is computed
-    from mu.
+    for groups of two and five units, epsilon at the run's delta, or at the smallest larger power of ten at which one follows;
+    left out where none does. exact: whether it is computed from mu.
     """
     from privacy.composition import group_epsilon, group_epsilon_by_curve
 
     curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
-    mu = plan.gaussian(releases)
+    mu = plan.gaussian(releases, shares)
     found = [
-        (m, group_epsilon(mu, m, plan.delta) if mu is not None else group_epsilon_by_curve(curve, m, plan.delta))
-        for m in GROUPS
+        (
+            units,
+            delta,
+            group_epsilon(mu, units, delta) if mu is not None else group_epsilon_by_curve(curve, units, delta),
+        )
+        for units in GROUPS
+        for delta in (plan.delta, *(delta for delta in GROUP_DELTAS if delta > plan.delta))
     ]
+    first = {units: (delta, epsilon) for units, delta, epsilon in reversed(found) if epsilon is not None}
     return {
         "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve],
         "gaussian_mu": mu,
         "groups": [
-            {"units": units, "epsilon": epsilon, "exact": mu is not None}
-            for units, epsilon in found
-            if epsilon is not None
+            {"units": units, "delta": first[units][0], "epsilon": first[units][1], "exact": mu is not None}
+            for units in GROUPS
+            if units in first
         ],
     }
 
@@ -148,6 +156,11 @@ def promised(assembly: Assembly, plan: Plan, cost: str) -> list[str]:
         f"noise: {statement.mechanism}; it is added {statement.noise}.",
         f"cost: {cost}.",
     ]
+
+
+def dummy_units(unit: str) -> str:
+    """The noun behind "dummy", by the unit that privacy protects: dummy clients, or dummy examples."""
+    return "clients" if unit in ("client", "none") else "examples"
 
 
 def unprotected(config: RunConfig) -> str:
@@ -183,8 +196,8 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
             )
     if count := protection.dummies.dummies:
         dummies = (
-            f". The sums contain {count} dummies: random contributions that depend on nobody's data and leave the noise as it "
-            "is; the membership figures of dummies are computed from the releases alone"
+            f". The sums contain {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the "
+            "audit alone; they leave the noise as it is, and their membership figures are computed from the releases alone"
         )
     uncovered: tuple[str, ...] = (*words.not_covered, *(_SEVERAL_CLIENTS if plan.exposures else ()))
     if protection.hidden:
@@ -310,15 +323,17 @@ def _of_sums(protection: Protection, masks: Masks) -> str:
 def _of_shares(protection: Protection, masks: Masks) -> str:
     """With noise that the clients add inside sums."""
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
-    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
-    colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
+    least, chance = terms.least(masks.invited), terms.choice(masks.invited).failure
+    most = least - protection.beside - counted
+    colluding = f"colluding with at most {most} of" if most else "colluding with none of"
+    beside = f" ({protection.beside} of them dummy clients)" if protection.beside else ""
     server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
     unless = ""
     if chance:  # rounded up to a power of two
         unless = f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
     return (
-        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised sums, in "
-        f"each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is "
+        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum{beside}, learns only noised "
+        f"sums, in each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} of them is "
         f"unmasked{unless}; {otherwise}"
     )
 
@@ -425,5 +440,7 @@ _SHARE_HELD_OUT = (
     "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
     "(evaluation.audit_fraction)",
 )
-_SEVERAL_CLIENTS = ("a person with data at several clients, who is protected only as a group of that many clients",)
+_SEVERAL_CLIENTS = (
+    "a person with data at several clients, who is protected only as that many clients together, with a larger epsilon",
+)
 _NEIGHBOURS = {"client": "one client", "example": "one example", "person": "one person's examples"}

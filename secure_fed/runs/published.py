@@ -50,8 +50,7 @@ FACTS: Table = {
     "local": SETTINGS,
     **dict.fromkeys(("model_digest", "chat_template"), SETTINGS),
     "versions": SETTINGS,
-    **dict.fromkeys(("data_digest", "examples_digest"), WITHHELD),
-    "audit": WITHHELD,
+    **dict.fromkeys(("data_digest", "examples_digest", "audit", "origin", "ended"), WITHHELD),
 }
 
 # The engine's entries for a round. Values measured by an evaluation have other names, and are passed by these names.
@@ -96,7 +95,7 @@ RESULT: Table = {
         **dict.fromkeys(
             ("clients", "coins", "neighbours", "threshold", "least", "corrupt", "active", "bits"), SETTINGS
         ),
-        **dict.fromkeys(("failure", "abort"), SETTINGS),
+        **dict.fromkeys(("dummies", "shares", "failure", "abort"), SETTINGS),
         **_PROTOCOL,
         **dict.fromkeys(("rounds_lost", "caught"), WITHHELD),  # reveal whether a secret cohort had some client
     },
@@ -133,12 +132,14 @@ def of_result(summary: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 
 def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts noted when a run begins. Without privacy only digests of the data and of the held-out units are withheld."""
+    """The facts noted when a run begins. Without privacy only digests of the data and of the held-out units, and where and when
+    the run began, are withheld.
+    """
     if private:
         return cut(facts, FACTS, whole=False)
     divided = dict(facts["partition"])
     own = {"partition": {"digest": divided.pop("digest")}} if "digest" in divided else {}
-    own |= {name: facts[name] for name in ("data_digest", "examples_digest", "audit") if name in facts}
+    own |= {name: facts[name] for name in ("data_digest", "examples_digest", "audit", "origin") if name in facts}
     return {name: value for name, value in facts.items() if name not in own} | {"partition": divided}, own
 
 

@@ -29,11 +29,11 @@ from secure_fed.methods.method import State
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.sums import Intake, RecordedSum
 from secure_fed.rounds.transport import Recording, Reply, Request, Transport
-from secure_fed.runs.directory import private_part
+from secure_fed.runs.directory import RECORDING, private_part
 from secure_fed.runs.durable import atomic_write, clear_parts
 from secure_fed.tensors.tensors import Tensors
 
-FOLDER = "recording"
+FOLDER = RECORDING
 
 
 @dataclass(frozen=True)

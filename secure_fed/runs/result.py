@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +32,27 @@ def versions() -> dict[str, str]:
     """The versions of the software that computes the run."""
     packages = ("secure-fed", "torch", "transformers", "peft")
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+def origin() -> dict[str, str]:
+    """When and where a run began, and the commit of secure-fed if it runs from a checkout: for the owner's record alone."""
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    return {"began": now(), "machine": f"{platform.node()} ({system}, {os.cpu_count()} cores)", "commit": _commit()}
+
+
+def now() -> str:
+    """The time, with its time zone."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+@cache
+def _commit() -> str:
+    """As git describes it; "" without git, or where the package is no checkout."""
+    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def summary(
@@ -112,6 +136,8 @@ def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any
         "neighbours": choice.neighbours,
         "threshold": choice.threshold,
         "least": terms.least(clients),
+        "dummies": assembly.protection.beside,
+        "shares": None if (shares := assembly.protection.shares) is None else shares.shares,
         "corrupt": choice.corrupt,
         "active": terms.settings.active,
         "bits": terms.settings.bits,

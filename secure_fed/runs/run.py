@@ -29,7 +29,7 @@ from secure_fed.runs.evaluation import best, evaluated, require_measured, stalle
 from secure_fed.runs.noise_key import erase, opened_noise
 from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.recording import Recorder
-from secure_fed.runs.result import summary, versions
+from secure_fed.runs.result import now, origin, summary, versions
 from secure_fed.runs.store import (
     Releases,
     RunStore,
@@ -229,7 +229,7 @@ class _Run:
         plan = self.assembly.protection.plan
         result = Result(shown, self.records, self.state, run_dir, withheld, kept, self.public_records, plan)
         if self.store:
-            self.store.finish(shown, withheld)
+            self.store.finish(shown, withheld, now())
             erase(self.store.path)
         for public in self.public_records if self._private else ():
             self.notify("on_published", public)
@@ -318,6 +318,7 @@ def _start(
 def _facts(assembly: Assembly) -> dict[str, Any]:
     """The facts that a run notes at its start, and by which a resumed run is recognised."""
     noted = {"model_digest": assembly.base_digest, "versions": versions(), "local": _name_of(assembly.local)}
+    noted |= {"origin": origin()}
     return {**assembly.problem.facts, **guarantee.planned(assembly), **noted}
 
 

@@ -185,10 +185,13 @@ class RunStore:
             atomic_write(file, content, private=file.parent != self.path)
         return records
 
-    def finish(self, shown: Values, withheld: Values) -> None:
-        """Write the result, after its withheld part."""
+    def finish(self, shown: Values, withheld: Values, ended: str) -> None:
+        """Write the result, after its withheld part. ended: the time, which the owner's facts note."""
+        folder = private_part(self.path)
+        noted = read_object(folder, OWN_FACTS) | {"ended": ended}
+        atomic_write(folder / OWN_FACTS, _pretty(noted), private=True)
         if self._private:
-            atomic_write(private_part(self.path) / OWN_RESULT, _pretty(withheld), private=True)
+            atomic_write(folder / OWN_RESULT, _pretty(withheld), private=True)
         atomic_write(self.path / RESULT, _pretty(shown))
         if self._private:
             without_times(self.path)
@@ -287,11 +290,13 @@ def _require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
 
 
 def differing(facts: Values, held: Values) -> list[str]:
-    """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee."""
+    """The names of facts that differ from the recorded ones. Versions may change, and with them the words of a guarantee; so
+    may the machine.
+    """
     return [
         name
         for name, value in facts.items()
-        if name != "versions"
+        if name not in ("versions", "origin")
         and json.dumps(_without_prose(name, value)) != json.dumps(_without_prose(name, held.get(name)))
     ]
 

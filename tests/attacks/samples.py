@@ -11,7 +11,7 @@ import numpy as np
 
 from attacks import record
 from attacks.evidence.bounds import lower_bound
-from attacks.report import words
+from attacks.report import sentences
 from secure_fed.runs import roc
 
 VANTAGES = (
@@ -188,12 +188,12 @@ def whole(told: Mapping[str, Any]) -> dict[str, Any]:
 def audit(told: Mapping[str, Any]) -> record.Audit:
     """The record of `whole`; with a verdict, unless the test tells one."""
     found = record.read(whole(told))
-    return found if told.get("verdict") else replace(found, verdict=words.verdict(found))
+    return found if told.get("verdict") else replace(found, verdict=sentences.verdict(found))
 
 
 def verdict(told: Mapping[str, Any]) -> dict[str, str]:
     """The verdict on it."""
-    return asdict(words.verdict(record.read(whole(told))))
+    return asdict(sentences.verdict(record.read(whole(told))))
 
 
 def audit_of(*cells: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from attacks import gradient_inversion, label_counts, sum_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings, Target
 from attacks.audit import audited
 from attacks.report import page
-from attacks.report.words import texts
+from attacks.report.sentences import texts
 from attacks.texts.recovery import GUESSED, USUAL, Common, means, prior_knowledge, recover, score, truth_of
 from attacks.texts.span import ANYWHERE, NoFirstLayerError, first_layer
 from secure_fed.learning.models.adapters.lora import LoraAdapter

@@ -23,7 +23,7 @@ from attacks.catalogue import ATTACKS
 from attacks.record import content
 from attacks.report import curves, display, page, sweep
 from attacks.report.display import Audited
-from attacks.report.words import headline, how_to_read, untried
+from attacks.report.sentences import headline, how_to_read, untried
 from secure_fed.errors import RunDirectoryError
 from tests.attacks import samples
 from tests.attacks.refusals import Capsys

@@ -374,6 +374,22 @@ def test_the_gap_of_shares_is_no_fiction() -> None:
     assert distributed._tau(10**9, 64) == 0
 
 
+@every("count", [1, 3])
+@every("shift", [1, 6, 20])
+def test_no_threshold_finds_more_than_the_gaussian_multiplier_allows(count: int, shift: int) -> None:
+    """Of shares of the smallest sigma, exactly; Gaussian noise of the same variance would hide more than they do."""
+    multiplier = math.sqrt(count) * 4 / shift
+    present, absent = shifted(shares(4, count, 60 * count + shift), shift)
+    caught, alarms = (np.cumsum(law[::-1]) for law in (present, absent))
+    some = (alarms > 1e-9) & (alarms < 1 - 1e-9)
+
+    def above(z: float) -> float:
+        return float(np.max(caught[some] - stats.norm.cdf(stats.norm.ppf(alarms[some]) + 1 / z)))
+
+    assert above(DistributedGaussian(multiplier, count, count).gaussian_multiplier) <= 1e-12
+    assert above(multiplier) > 1e-7
+
+
 @every("setting", MANY)
 @every("dim", [1, 1000, 300_000])
 def test_the_grid_gives_the_noise_multiplier_and_no_more(setting: tuple[float, int, int, int], dim: int) -> None:

@@ -63,12 +63,14 @@ def test_a_statement_is_plain_data_that_json_keeps() -> None:
 
 
 def test_one_epsilon_is_said_where_one_holds_and_against_whom() -> None:
-    assert "privacy against readers of the released models. Unit: " in STATEMENT.text
-    for those, words in ((CLIENTS, "against everybody but the server: "), (EVERYBODY, "against everybody: ")):
+    assert "privacy against whoever gets the final model, or the model of any round. Unit: " in STATEMENT.text
+    for those in (CLIENTS, EVERYBODY):
         text = replace(STATEMENT, epsilon_participants=2.5, holds_against=those).text
-        assert f"(2.5, 1e-05)-differential privacy {words}" in text
+        assert "(2.5, 1e-05)-differential privacy against whoever gets the final model" in text
+        assert "the other clients" in text
         assert text.count("epsilon") == 0
         assert ("and the server. Unit" in text) == (those == EVERYBODY)
+        assert ("not against the server. Unit" in text) == (those == CLIENTS)
 
 
 POSITIVE = st.floats(min_value=1e-12, max_value=1e6)

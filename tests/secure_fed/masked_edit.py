@@ -25,6 +25,8 @@ _FACTS = {
     "neighbours": 3,
     "threshold": 2,
     "least": 3,
+    "dummies": 0,
+    "shares": None,
     "corrupt": 1,
     "active": False,
     "bits": 32,
@@ -65,7 +67,7 @@ def _finish(result: dict[str, Any], rows: list[dict[str, Any]], case: str, facts
     }
     result["secure_aggregation"] = (
         _FACTS
-        | {"coins": case in ("central", "coins")}
+        | {"coins": case in ("central", "coins"), "shares": 1 if _PLACES.get(case) == "shares" else None}
         | facts
         | {"survivors": rows[-1]["masked"].get("survivors")}
         | spent

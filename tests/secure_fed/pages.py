@@ -49,7 +49,12 @@ def _put(at: Any, path: list[str], value: Any) -> None:
 
 def told(folder: Path) -> str:
     """The report in one line, without markup."""
-    page = write_report(folder).read_text(encoding="utf-8")
+    return text_of(write_report(folder))
+
+
+def text_of(file: Path) -> str:
+    """A page in one line, without markup."""
+    page = file.read_text(encoding="utf-8")
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL)))
 
 
@@ -58,6 +63,7 @@ def _lines(folder: Path) -> list[str]:
     page = write_report(folder).read_text(encoding="utf-8")
     page = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     page = re.sub(r"<svg.*?</svg>", _drawing, page, flags=re.DOTALL)
+    page = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", page)
     page = re.sub(r"</t[hd]><t", " | <t", page.replace("</dt>", ": "))
     text = re.sub(r"(?<=[a-z)%]\.) (?=[A-Z])", "\n", html.unescape(re.sub(r"<[^>]*>", "", page)))
     return [line.strip() for line in text.splitlines() if line.strip() and line.strip() not in _unset()]

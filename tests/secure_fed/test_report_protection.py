@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 from dataclasses import replace
@@ -21,7 +23,7 @@ from tests.cells import every
 from tests.golden import golden
 from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import masked
-from tests.secure_fed.pages import GONE, Edit, RunFolder, changed, reports, told
+from tests.secure_fed.pages import GONE, Edit, RunFolder, changed, reports, text_of, told
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
@@ -36,6 +38,7 @@ def stated(**terms: Any) -> dict[str, Edit]:
     return {"edit": lambda run: make_private(run, **terms)}
 
 
+FIELDS = ("operator", "site", "purpose", "legal_basis", "recipients", "retention", "reason")
 PRIVATE: dict[str, dict[str, Any]] = {
     "noise of the server on sums": stated(),
     "noise of each client": {"edit": changed({"config.privacy.noise": "local"}, make_private)},
@@ -62,10 +65,14 @@ PRIVATE: dict[str, dict[str, Any]] = {
         "planned": 20,
         "edit": changed({"result.ended_early": "the ledger was spent", "result.rounds": 2}, make_private),
     },
+    "an exact Gaussian": private(gaussian_mu=1.5, groups=[{"units": 2, "delta": 1e-5, "epsilon": 14.0, "exact": True}]),
+    "nothing for two units together": private(groups=[]),
+    "for the record": {"edit": changed({f"config.record.{name}": f"the {name}" for name in FIELDS}, make_private)},
     "personal tensors": {"edit": changed({"config.method.personal": ["classifier.*"]}, make_private)},
 }
 SKETCH = {"rows.*.sketch_residual": 0.001, "rows.1.sketch_residual": 0.02, "result.metrics.sketch_residual": 0.001}
 RING = {"clients": 1000, "neighbours": 96, "threshold": 40, "corrupt": 39, "failure": 7e-13, "abort": 1e-6}
+BESIDE = {"clients": 275, "least": 262, "dummies": 25, "shares": 154}
 LOST = {
     **{"rows.0.lost": "a client dealt shares that do not fit", "rows.0.caught": {"client-3": "dealt wrong shares"}},
     **{"rows.0.masked.survivors": None, "rows.1.caught": {"client-1": "opened wrong shares"}},
@@ -87,6 +94,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "masks, and noise of the server on sums": {"edit": masked("central")},
     "the same, cohorts of fixed size": {"edit": masked("central fixed")},
     "shares of noise": {"edit": masked("distributed")},
+    "shares of noise, beside dummy clients": {"edit": masked("distributed", **BESIDE)},
     "shares of noise, a hidden cohort": {"edit": masked("hidden")},
     "noise of each client": {"edit": masked("local")},
     "noise in training": {"edit": masked("example")},
@@ -110,6 +118,24 @@ def test_the_words_of_every_kind_of_protection(
     run_folder: RunFolder, name: str, cases: dict[str, dict[str, Any]]
 ) -> None:
     golden(f"secure_fed/report_{name}.txt", reports(run_folder, cases))
+
+
+def test_what_is_for_the_owner_alone_is_not_passed_on(run_folder: RunFolder) -> None:
+    """The owner's page says where, when and on what the run was made, and names the copies that nothing protects."""
+    recorded = changed({"config.record.site": "cellar 2", "config.record.purpose": "triage"}, make_private)
+    folder = run_folder(3, edit=recorded)
+    (folder / "private" / "unprotected").mkdir(parents=True)
+    origin = {"began": "2026-11-29T06:58:28+01:00", "machine": "ward-7 (Linux)", "commit": "ab" * 20}
+    facts = {"origin": origin, "ended": "2026-11-29T07:03:28+01:00", "partition": {"digest": "cd" * 32}}
+    (folder / "private" / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    shown, own = told(folder), text_of(folder / "private" / "report.html")
+    assert "purpose triage" in shown
+    secret = ("cellar 2", "Copies without any protection", "cd" * 32, facts["ended"], *origin.values())
+    for one in secret:
+        assert one not in shown
+        assert one in own
+    assert f"(report.html) {hashlib.sha256((folder / 'report.html').read_bytes()).hexdigest()}" in own
+    assert "rm -r runs/hand-made/private/unprotected" in own
 
 
 # What no wording may change.
@@ -189,6 +215,13 @@ def test_a_bar_is_as_long_as_its_epsilon() -> None:
 )
 def test_a_share_of_right_guesses_is_rounded_up(epsilon: float, delta: float, said: str) -> None:
     assert share(epsilon, delta) == said
+
+
+@every("mu, said", [(0.0, "50.0 %"), (1.5, "77.4 %"), (9.0, "99.98 %")])
+def test_a_known_mu_allows_fewer_right_guesses_and_never_more(mu: float, said: str) -> None:
+    """Phi(0.75) is 0.7734. Beyond 99.9 % epsilon alone is said."""
+    assert share(8.5, 0.0, mu) == said
+    assert share(0.0, 0.0, mu) == "50.00 %"
 
 
 @every("bound, said", [(2.0**-40, "2^-40"), (7e-13, "2^-40.3"), (1e-6, "2^-19.9"), (0.5, "2^-1")])

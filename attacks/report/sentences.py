@@ -1,18 +1,34 @@
-"""Every word of a verdict: sentences and headlines of an audit, its marks, adversaries, units, rates and recovered texts.
+"""A verdict in sentences: the audit in one paragraph and in a headline, the finding, the guarantee, and recovered texts.
 
-For readers who are responsible for the data and are not statisticians. The terminal, the page, the notebook and audit.json take
-their words from here, and so do the audits of models, attributes and shares (`CAPITALS`). `verdict` decides what is said.
+For people who are responsible for the data and are not statisticians. The terminal, the page, the notebook and audit.json take
+their sentences from here. `verdict` decides what is said; `phrases` has the words for adversaries, units and numbers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import BY_COHORT, Attempt, How, Named, attempts, best
-from attacks.evidence.baseline import SHUFFLES
-from attacks.record import Audit, Cell, Estimate, Interval, Level, Verdict
+from attacks.record import Audit, Cell, Level, Verdict
+from attacks.report.phrases import (
+    NAMES,
+    ONE_IN,
+    apart,
+    at_least,
+    at_most_hundred,
+    between,
+    capital,
+    confidence,
+    estimates,
+    guess,
+    hundred,
+    members,
+    sides,
+    unit_one,
+    units,
+    who,
+)
 from attacks.report.verdict import (
     CHANCE,
     ENOUGH,
@@ -30,12 +46,11 @@ from attacks.report.verdict import (
     texts_named,
     unnoticed,
 )
-from secure_fed.report.formatting import MISSING, at_most, counted, listed, percent
+from secure_fed.report.formatting import at_most, counted, listed, percent
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.measured import WIDE
 
 SERVERS = ("secure_server", "server")
-ONE_IN = SHUFFLES + 1  # one in so many audits with fair coins has a baseline that fails by chance
 
 
 def verdict(audit: Audit) -> Verdict:
@@ -48,7 +63,7 @@ def verdict(audit: Audit) -> Verdict:
     else:
         opening = [found_out(audit), texts(audit)]
     closing = "leak" if level == "none_found" and partly(audit) else level
-    text = " ".join(filter(None, [*opening, *_common(audit, level), _CLOSING[closing]]))
+    text = " ".join(filter(None, [*opening, blunt(audit), *_common(audit, level), _CLOSING[closing]]))
     return Verdict(level, text, " ".join(filter(None, opening)))
 
 
@@ -59,7 +74,7 @@ def _common(audit: Audit, level: Level) -> list[str]:
         return [_in_plain_sight(audit)]
     planted = some = missed = ""
     if audit.results and (audit.canaries != "none" or audit.dummies):  # conspicuous units
-        planted = _DUMMIES if audit.dummies else _CANARIES.format(units=units(audit))
+        planted = (_DUMMIES if audit.dummies else _CANARIES).format(units=units(audit))
     if audit.asked_for:
         some = (
             f"Only the requested attacks were made: {listed([audit.attack_title(name) for name in audit.asked_for])}."
@@ -105,24 +120,18 @@ _CANARIES = (
     " give away less."
 )
 _DUMMIES = (
-    "The audited units are dummies, which are nobody's data. Each dummy that a coin chose contributed a random direction"
-    " whenever it was drawn, as long as one unit may. Units of the data were not audited and are expected to give away less."
+    "The audited units are {units}, which hold nobody's data and exist for the audit alone. About half of them, chosen at"
+    " random, contributed a random direction whenever they were drawn, as long as one unit may. Units of the data were not"
+    " audited and are expected to give away less."
 )
 _PERSONAL = (
-    "Parts of the model stay with the clients. Outsiders and other clients had only the shared part, and the rest as it was"
-    " before training, so finding nothing there says little."
+    "Parts of the model stay with the clients. Whoever gets the final model, and the other clients, had only the shared part,"
+    " and the rest as it was before training, so finding nothing there says little."
 )
 _PLAIN_SIGHT = (
     "A server, with secure aggregation or without, sees by name which clients take part, so their membership is no secret from"
     " it"
 )
-# Of the audits of a model, an attribute and a share: the headline on a terminal; and that of a model's page.
-CAPITALS = {"void": "CANNOT TELL", "leak": "LEAK", "nothing": "nothing found"}
-MODEL_HEADLINES = {
-    "void": "This audit cannot tell: members and others differ without any model",
-    "leak": "The model gives away which texts were in its training",
-    "nothing": "Nothing was found",
-}
 # Of each level in short (`in_short`): the headline of a page, and that of a terminal.
 _HEADLINES = {
     "none_found": ("Nothing was found", "nothing found"),
@@ -135,17 +144,6 @@ _HEADLINES = {
         "Nothing of membership was found, and part of the texts was read back",
         "nothing of membership found; part of the texts read back",
     ),
-}
-# Of each mark of a cell (`mark`): its name on a terminal, and on a page, where texts have their own words.
-MARKS = {
-    "leak": ("LEAK", "leak"),
-    "within": ("as guaranteed", "within the guarantee"),
-    "beyond": ("MORE THAN ALLOWED", "more than the guarantee allows"),
-    "part": ("in part", ""),
-    "sign": ("weak sign", "weak sign"),
-    "inverted": ("below .5", "below chance"),
-    "chance": ("", "not above chance"),
-    "none": ("", ""),
 }
 
 
@@ -202,7 +200,7 @@ def how_to_read(audit: Audit) -> str:
     member, non_member = sides(audit)
     meaning = (
         f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
-        " always, 0.5 is a coin. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
+        " always, 0.5 is chance. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
     )
     if cell.auc_interval is None or not cell.auc_interval[0] <= CHANCE <= cell.auc_interval[1]:
         return meaning
@@ -227,9 +225,9 @@ def found_out(audit: Audit) -> str:
         rate = "" if audit.baseline.auc is None else f" (right in {hundred(audit.baseline.auc)} of 100 cases)"
         return (
             "This audit of membership is void. A classifier of texts alone, without any model, tells members from non-members"
-            f"{rate}. So no AUC here, high or low, says anything about the model. Fair coins cause this by luck in"
+            f"{rate}. So no AUC here, high or low, says anything about the model. Luck causes this in"
             f" one audit in {ONE_IN}: repeat run and audit with another seed. If it happens again, the members were not chosen"
-            " by fair coins."
+            " at random."
         )
     if found == "none_found":
         strong = strongest(audit.results)
@@ -322,7 +320,7 @@ def inverted(audit: Audit) -> str:
     low = min(below, key=lambda cell: cell.auc or 0.0)
     return (
         f"The 95 % interval of {audit.attack_title(low.attack)} lies below 50 ({_rate(low)}). That is not privacy: an adversary"
-        " who reverses its answers is right more often than a coin, so its sign may be inverted."
+        " who reverses its answers is right more often than by chance, so its sign may be inverted."
     )
 
 
@@ -346,17 +344,16 @@ def _found_by(audit: Audit, wanted: str) -> str:
 
 def _found(audit: Audit, cell: Cell) -> str:
     """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
-    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a coin is"
-    sentence += " right in 50"
+    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a guess at"
+    sentence += " random is right in 50"
     if cell.auc_interval is not None:
         low, high = cell.auc_interval
         side = "includes 50" if low <= CHANCE <= high else "does not include 50"
         sentence += f". The 95 % interval, {between(low, high)}, {side}"
     tail = next((tail for tail in cell.tails if tail_holds_up(tail, cell, audit)), None)
     if tail is not None:
-        sentence += (
-            f". At a false-positive rate of {percent(tail.fpr)} it identifies {percent(tail.tpr)} of the members"
-        )
+        found = f"{percent(tail.tpr)} of the {members(audit)}"
+        sentence += f". At a false-positive rate of {percent(tail.fpr)} it identifies {found}"
     return f"{sentence}."
 
 
@@ -370,7 +367,7 @@ def _allows(audit: Audit, cell: Cell | None) -> str:
     most = None if cell is None else allows(cell, audit)
     if cell is None or most is None:
         return ""
-    run = "whose noise is exactly as accounted" if most.by == "mechanism" else "with this epsilon and delta"
+    run = "with this noise" if most.by == "mechanism" else "with this epsilon and delta, whatever its noise,"
     above = mark(cell, audit) == "within" and (cell.auc or 0.0) > most.auc
     included = ", which the interval includes" if above else ""
     return f" A run {run} allows up to {at_most_hundred(most.auc)} of 100{included}."
@@ -406,9 +403,8 @@ def contradicted(audit: Audit) -> str:
     bounds, doubt = sum(cell.epsilon_lower is not None for cell in audit.results), ""
     if audit.baseline.at_chance is False:  # only a doubt, since the bound depends on fair coins alone
         doubt = (
-            f" Members and non-members also differ without any model. Fair coins cause that in one audit in {ONE_IN}; then the"
-            " contradiction stands, since it rests on the coins alone. If they were not divided by fair coins, nothing is"
-            " shown."
+            f" Members and non-members also differ without any model. Luck causes that in one audit in {ONE_IN}; then the"
+            " contradiction stands, since it needs only that they were divided at random. If they were not, nothing is shown."
         )
     promise, lower = apart(worst.epsilon_accounted or 0.0, worst.epsilon_lower or 0.0)
     return (
@@ -435,29 +431,33 @@ def guarantee(audit: Audit) -> str:
     covered = [cell for cell in audit.bounded if audit.covers(cell)]
     if not covered:
         return f"{_COULD_NOT}: {_BOUNDS_OF_OTHERS if audit.bounded else _NO_BOUND}"
-    most, limit, best_possible = covered[0], blunt(audit), ""  # which tells a weak attack from a strong guarantee
+    most, best_possible = covered[0], ""  # which tells a weak attack from a strong guarantee
     if audit.expected is not None:
+        noise = "this noise" if audit.expected.by == "mechanism" else "Gaussian noise of this epsilon"
         best_possible = (
-            " The best possible attack on a mechanism of this epsilon, with as many units that each move the model as far as"
-            f" one may, is expected to show {at_least(audit.expected.epsilon_lower)}."
+            f" The best possible attack on {noise}, with as many units that each move the model as far as one may, is expected"
+            f" to show {at_least(audit.expected.epsilon_lower)}."
         )
-    promise, limit = at_most(most.epsilon_accounted), f"{best_possible}{limit}"
+    promise = at_most(most.epsilon_accounted)
     if not most.epsilon_lower:
-        return f"The guarantee, epsilon {promise}, is not contradicted: the largest lower bound is 0.{limit}"
+        return f"The guarantee, epsilon {promise}, is not contradicted: the largest lower bound is 0.{best_possible}"
     return (
         f"The guarantee is not contradicted: it allows epsilon {promise}, and the largest lower bound is"
-        f" {at_least(most.epsilon_lower)}, with a confidence of {confidence(audit)}.{limit}"
+        f" {at_least(most.epsilon_lower)}, with a confidence of {confidence(audit)}.{best_possible}"
     )
 
 
 def blunt(audit: Audit) -> str:
-    """A warning if there were too few units to contradict the guarantee, whatever an attack found."""
+    """A warning if there were too few units to contradict the guarantee, whatever an attack found; else empty."""
     covered = [cell for cell in audit.bounded if audit.comparable and audit.covers(cell)]
     pairs = [(cell.epsilon_showable, cell.epsilon_accounted) for cell in covered]
     if not pairs or any(most is None or promised is None or most > promised for most, promised in pairs):
         return ""
     most = max(cell.epsilon_showable or 0.0 for cell in covered)
-    return f" No attack on so few units could have shown more than {at_most(most)} or contradicted the guarantee."
+    few = f"With {shown(audit.members)} and {shown(audit.non_members)} {units(audit)}"
+    return (
+        f"{few} no attack could have contradicted the guarantee: they can show at most an epsilon of {at_most(most)}."
+    )
 
 
 _COULD_NOT = "This audit could not have contradicted the run's guarantee"
@@ -474,118 +474,6 @@ _NO_BOUND = (
     "no attack gave a lower bound on epsilon, because no attack on membership gave a result, or because delta is too large for"
     " the number of units."
 )
-UNITS = {"client": "clients", "person": "persons", "example": "examples"}
-_ALMOST = 0.99
-_WHO = {
-    "outsider": "an outsider who has the final adapter",
-    "fellow_client": "another client, who sees the shared model of every round",
-    "secure_server": "a server that sees only sums over clients",
-    "server": "a server that sees every single update",
-}
-_ONE = {
-    "client": "one client with everything it has",
-    "example": "one training example",
-    "person": "one person's examples at a client",
-}
-_GUESS = {
-    "client": "and guesses which of two clients took part in the training",
-    "example": "and guesses which of two texts was trained on",
-    "person": "and guesses which of two persons' texts were trained on",
-}
-
-
-def who(audit: Audit, vantage: str) -> str:
-    """The adversary at a vantage point, in lower case for the middle of a sentence."""
-    if vantage in _WHO:
-        return _WHO[vantage]
-    sees = next((known.sees for known in audit.vantages if known.name == vantage), "")
-    return f"somebody who sees {sees}" if sees else f"somebody at the vantage point {audit.vantage_title(vantage)}"
-
-
-def capital(sentence: str) -> str:
-    """The sentence with its first letter capital."""
-    return sentence[:1].upper() + sentence[1:]
-
-
-def unit_one(unit: str | None) -> str:
-    """A single unit: "one training example"."""
-    return _ONE.get(unit or "", f"one {unit}")
-
-
-def units(audit: Audit) -> str:
-    """The audited units: "clients", "dummies"."""
-    return "dummies" if audit.dummies else UNITS.get(audit.audited_unit, "units")
-
-
-def sides(audit: Audit) -> tuple[str, str]:
-    """The words for members and for non-members: "in training" and "held out"."""
-    return ("that contributed", "that did not") if audit.dummies else ("in training", "held out")
-
-
-def guess(audit: Audit) -> str:
-    """The guess whose rate of right answers is the AUC."""
-    if audit.dummies:
-        return "and guesses which of two dummies contributed"
-    return _GUESS.get(audit.audited_unit, _GUESS["example"])
-
-
-def hundred(share: float | None, digits: int = 0) -> str:
-    """`0.531` -> "53": of 100 cases."""
-    return MISSING if share is None else f"{100 * share:.{digits}f}"
-
-
-def at_most_hundred(share: float) -> str:
-    """Rounded up, so that a limit stays one: `0.6521` -> "66", `0.99966` -> "99.97"; of 100 cases."""
-    digits = 0 if share <= _ALMOST else 2
-    return f"{math.ceil(round(10**digits * 100 * share, 6)) / 10**digits:.{digits}f}"
-
-
-def between(low: float, high: float) -> str:
-    """`(0.531, 0.562)` -> "53.1 to 56.2" of 100 cases, with enough digits that neither end looks like a coin's 50."""
-    digits = next(
-        (n for n in (1, 2, 3) if all(end == CHANCE or hundred(end, n) != hundred(CHANCE, n) for end in (low, high))), 4
-    )
-    return f"{hundred(low, digits)} to {hundred(high, digits)}"
-
-
-def ends(interval: Interval | None, written: Callable[[float], str] = shown) -> str:
-    """An interval behind its number: " (0.53 to 0.56)"; empty without one."""
-    return "" if interval is None else f" ({written(interval[0])} to {written(interval[1])})"
-
-
-def promised(audit: Audit) -> str:
-    """The accounted epsilon; or that there is none, or that an audit by coins cannot test it."""
-    if audit.protected:
-        return at_most(audit.epsilon_accounted)
-    if not audit.guaranteed:
-        return "no guarantee"
-    promise = audit.epsilon_promised
-    return "none that coins can test" if promise is None else f"{at_most(promise)}, which coins cannot test"
-
-
-def at_least(value: float | None) -> str:
-    """Rounded down, so that a lower bound stays one: `2.019` -> "2.01"."""
-    return MISSING if value is None else f"{math.floor(100 * value) / 100:.2f}"
-
-
-def apart(promised: float, shown: float) -> tuple[str, str]:
-    """A guaranteed epsilon, rounded up, and a lower bound above it, rounded down, with enough digits to show which is larger:
-    "0.993", "0.996".
-    """
-    if math.floor(100 * shown) / 100 > float(at_most(promised).replace(",", "")):
-        return at_most(promised), at_least(shown)
-    digits = next((n for n in range(3, 12) if math.floor(10**n * shown) > math.ceil(10**n * promised)), 12)
-    return (
-        f"{math.ceil(10**digits * promised) / 10**digits:.{digits}f}",
-        f"{math.floor(10**digits * shown) / 10**digits:.{digits}f}",
-    )
-
-
-def confidence(audit: Audit) -> str:
-    """`0.05` -> "95 %"."""
-    return f"{100 * (1 - audit.significance):.4g} %"
-
-
 _LEADS = {
     "leak": "Texts can be read back",
     "part": "Part of the texts can be read back",
@@ -679,19 +567,6 @@ def short(cell: Cell) -> str:
     return f"{lead}: {', '.join(where)} {percent(shown.share(found.how))}" if where else lead
 
 
-NAMES = {"independent": "if canaries are independent", "sampled_gaussian": "if the mechanism is Gaussian too"}
-SUPPOSES = {
-    "independent": "the exact distribution of non-members' scores, and canaries that are independent of each other",
-    "sampled_gaussian": "the same, and a Gaussian mechanism with the run's sampling rate and number of releases",
-}
-
-
-def estimates(audit: Audit) -> tuple[Estimate, ...]:
-    """The main attack's estimates, if there is a guarantee to compare them with."""
-    cell = audit.main_cell
-    return cell.estimates if cell is not None and audit.covers(cell) else ()
-
-
 def estimated(audit: Audit) -> str:
     """The sentence with all estimates, and a warning if one is above the accounted epsilon."""
     found, cell = estimates(audit), audit.main_cell
@@ -701,7 +576,8 @@ def estimated(audit: Audit) -> str:
     named = ((at_least(one.epsilon), NAMES.get(one.name, one.name)) for one in found)
     values = listed([f"{value} ({name}{point})" for (value, name), point in zip(named, points, strict=True)])
     high = [one for one in found if cell.epsilon_accounted is not None and one.epsilon > cell.epsilon_accounted]
-    return f"Estimates of epsilon, which assume more than fair coins and prove nothing, are {values}.{_HIGH if high else ''}"
+    assume = "Estimates of epsilon, which assume more than a random choice of members and prove nothing"
+    return f"{assume}, are {values}.{_HIGH if high else ''}"
 
 
 _HIGH = " One is above the accounted epsilon. That contradicts nothing by itself, but check the noise and its code."
