@@ -4,5 +4,5 @@ carrier           envelopes as the content of Flower's messages, to nodes and ba
 coordinator_app   the ServerApp: a coordinator over Flower's Grid
 node_app          the ClientApp: a relay to the node's agent
 supernode         Flower's SuperNode, for a node's agent
-project           a ready Flower project for a coordinator's federation
+project           a ready Flower project for a coordinator's federation, and its run
 """
