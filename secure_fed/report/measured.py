@@ -142,11 +142,13 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
 
 
 def _audited(record: RunRecord) -> str:
-    """The figure of the audit's main attack on the same dummies, if the audit may be shown, and why it differs."""
+    """The figures of the audit's main attack on the same dummy units, if the audit may be shown, and why they differ."""
     cell = record.audited
     if not cell:
         return ""
-    return paragraph(f"The audit's main attack on them, “{cell['title']}”, has an AUC of {auc(cell)}. {_TWO_ATTACKS}")
+    caught = ((f"found at {100 * target:g} % false positives", rate) for target, rate in rates(cell))
+    figures = facts([("AUC, as on the page of the audit", auc(cell)), *caught], "terms")
+    return paragraph(f"The audit's main attack on them is “{cell['title']}”. {_TWO_ATTACKS}") + figures
 
 
 def _meaning(found: Mapping[str, Any]) -> str:
@@ -181,6 +183,16 @@ def auc(found: Mapping[str, Any]) -> str:
     return number(float(found["auc"])) + (
         f" ({number(float(between[0]))} to {number(float(between[1]))})" if between else ""
     )
+
+
+def headline(record: RunRecord) -> list[tuple[str, str]]:
+    """The name and the value of the run's one membership figure: the audit's where the page may show it, else its own."""
+    found = measured(record)
+    if not found:
+        return []
+    by_audit = of_dummies(found) and record.audited
+    name = f"{figure_name(found)} (at random: 0.5)"
+    return [(f"{name}, by the audit", auc(record.audited)) if by_audit else (name, short_auc(found))]
 
 
 def short_auc(found: Mapping[str, Any]) -> str:
