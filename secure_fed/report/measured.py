@@ -222,9 +222,10 @@ def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | Non
 
 
 def too_few(target: float) -> str:
-    """Why a true-positive rate at this false-positive rate is not stated, in both pages."""
-    needed = number(math.ceil(EXPECTED_FALSE_POSITIVES / target - 1e-9))
-    return f"too few for a rate of {100 * target:g} %, which takes {needed}, or the exact law of their scores"
+    """Why a true-positive rate at this false-positive rate is not stated, in both pages. An exact law would do as well."""
+    return (
+        f"too few for a rate of {100 * target:g} %, which takes {math.ceil(EXPECTED_FALSE_POSITIVES / target - 1e-9):,}"
+    )
 
 
 def _share(interval: Any) -> str:
@@ -316,12 +317,10 @@ _SILENT = (
 _SILENT_DUMMIES = (
     "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
     " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
-    " secure-fed audit compares what they show with the guarantee."
+    " secure-fed audit compares what they show with the guarantee. Its attacks know the exact law of the scores of those that"
+    " did not contribute, so that few of them suffice for a rate."
 )
-_TWO_ATTACKS = (
-    "It is another attack, which sees the models alone and knows the exact law of the scores of those that did not contribute:"
-    " so its interval is another one, and it states rates for which the run's own attack has too few of them."
-)
+_TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."
 _AUDIT = "The audit of this run: every attack, from every vantage point"
 _ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {
