@@ -275,7 +275,7 @@ def _estimated(audit: Audit) -> str:
     return subsection("Estimates, which are no bounds", paragraph(_ESTIMATES), table(head, rows))
 
 
-_AXES = "Vertical: {members} that the attack identifies. Horizontal: others that it accuses."
+_AXES = "Vertical: the share of the {members}, identified. Horizontal: the share of the others, accused."
 _READING = (
     "The ROC of each adversary's strongest attack, or of the main attack: true-positive rate (TPR, upwards) over"
     " false-positive rate (FPR, to the right), both on logarithmic axes. The dotted line is chance. What matters is how far a"

@@ -196,7 +196,7 @@ def in_detail(guarantee: Guarantee) -> str:
             "No mu of Gaussian differential privacy is known for this noise."
             if mu is None
             else f"It is Gaussian differential privacy of mu {rate(mu)}: as hard as telling one draw of N(0, 1) from one of"
-            f" N(mu, 1), so no attack has an AUC above {_auc(mu)}."
+            f" N(mu, 1), so no attack has an AUC above {at_most(NormalDist().cdf(mu / math.sqrt(2)))}."
         ),
         paragraph("All of these hold at once:"),
         curve,
@@ -222,11 +222,6 @@ def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
         return least
 
     return caught
-
-
-def _auc(mu: float) -> str:
-    """The AUC of the best test, Phi(mu / sqrt 2), rounded up."""
-    return f"{math.ceil(1000 * NormalDist().cdf(mu / math.sqrt(2))) / 1000:.3f}"
 
 
 def two_units(unit: str, terms: Mapping[str, Any]) -> tuple[str, str]:

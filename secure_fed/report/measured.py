@@ -142,11 +142,13 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
 
 
 def _audited(record: RunRecord) -> str:
-    """The figure of the audit's main attack on the same dummies, if the audit may be shown, and why it differs."""
+    """The figures of the audit's main attack on the same dummy units, if the audit may be shown, and why they differ."""
     cell = record.audited
     if not cell:
         return ""
-    return paragraph(f"The audit's main attack on them, “{cell['title']}”, has an AUC of {auc(cell)}. {_TWO_ATTACKS}")
+    caught = ((f"found at {100 * target:g} % false positives", rate) for target, rate in rates(cell))
+    figures = facts([("AUC, as on the page of the audit", auc(cell)), *caught], "terms")
+    return paragraph(f"The audit's main attack on them is “{cell['title']}”. {_TWO_ATTACKS}") + figures
 
 
 def _meaning(found: Mapping[str, Any]) -> str:
@@ -183,6 +185,16 @@ def auc(found: Mapping[str, Any]) -> str:
     )
 
 
+def headline(record: RunRecord) -> list[tuple[str, str]]:
+    """The name and the value of the run's one membership figure: the audit's where the page may show it, else its own."""
+    found = measured(record)
+    if not found:
+        return []
+    by_audit = of_dummies(found) and record.audited
+    name = f"{figure_name(found)} (at random: 0.5)"
+    return [(f"{name}, by the audit", auc(record.audited)) if by_audit else (name, short_auc(found))]
+
+
 def short_auc(found: Mapping[str, Any]) -> str:
     """The AUC, or that there is none; the reason is elsewhere in the report."""
     return "no figure (why: below)" if found.get("auc") is None else auc(found)
@@ -210,9 +222,10 @@ def _rate(found: Mapping[str, Any], target: float, rate: Mapping[str, Any] | Non
 
 
 def too_few(target: float) -> str:
-    """Why a true-positive rate at this false-positive rate is not stated, in both pages."""
-    needed = number(math.ceil(EXPECTED_FALSE_POSITIVES / target - 1e-9))
-    return f"too few for a rate of {100 * target:g} %, which takes {needed}, or the exact law of their scores"
+    """Why a true-positive rate at this false-positive rate is not stated, in both pages. An exact law would do as well."""
+    return (
+        f"too few for a rate of {100 * target:g} %, which takes {math.ceil(EXPECTED_FALSE_POSITIVES / target - 1e-9):,}"
+    )
 
 
 def _share(interval: Any) -> str:
@@ -304,12 +317,10 @@ _SILENT = (
 _SILENT_DUMMIES = (
     "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
     " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
-    " secure-fed audit compares what they show with the guarantee."
+    " secure-fed audit compares what they show with the guarantee. Its attacks know the exact law of the scores of those that"
+    " did not contribute, so that few of them suffice for a rate."
 )
-_TWO_ATTACKS = (
-    "It is another attack, which sees the models alone and knows the exact law of the scores of those that did not contribute:"
-    " so its interval is another one, and it states rates for which the run's own attack has too few of them."
-)
+_TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."
 _AUDIT = "The audit of this run: every attack, from every vantage point"
 _ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {

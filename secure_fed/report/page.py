@@ -33,7 +33,7 @@ from secure_fed.report import curves, for_the_record, guarantee, markup, privacy
 from secure_fed.report.formatting import MISSING, counted, duration, listed, number, percent, rate, size
 from secure_fed.report.markup import facts, figure, figures, folded, paragraph, section, table, text
 from secure_fed.report.masks import masked, secure_aggregation
-from secure_fed.report.measured import figure_name, how_good, key_numbers, keys, measured, membership, short_auc
+from secure_fed.report.measured import headline, how_good, key_numbers, keys, measured, membership, short_auc
 from secure_fed.report.record import RunRecord, owned, read
 from secure_fed.runs.directory import REPORT, private_part, without_times
 from secure_fed.runs.durable import atomic_write
@@ -127,7 +127,7 @@ def summary(record: RunRecord) -> str:
             if stated and stated.holds and "groups" in stated.terms
             else []
         ),
-        *((f"{figure_name(found)} (at random: 0.5)", short_auc(found)) for found in [measured(record)] if found),
+        *headline(record),
     )
     return section(
         "In short",
@@ -214,7 +214,7 @@ def results(record: RunRecord) -> str:
         ("clients that train in a round" if record.hides_training else "clients a round", _cohort(record)),
         ("rounds", f"{number(len(record.rounds))} of {number(record.planned)}"),
         *key_numbers(record),
-        *(("membership AUC", short_auc(found)) for found in [measured(record)] if found),
+        *(("membership AUC, by the run itself", short_auc(found)) for found in [measured(record)] if found),
         ("test loss", number(record.last("loss"))),
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),

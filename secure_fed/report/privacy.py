@@ -62,12 +62,13 @@ def _void(guarantee: Guarantee) -> str:
 def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
     epsilon = f"({at_most(guarantee.epsilon)}, {guarantee.delta:g})"
     is_private = "is" if record.result else "is planned to be"
+    other_runs = _LEDGER if record.config.privacy.ledger else _ALONE_HERE
     return section(
         f"Privacy: differentially private, epsilon {at_most(guarantee.epsilon)}",
         paragraph(
             f"This run {is_private} {epsilon}-differentially private. Protected: {guarantee.terms['unit']}.", "verdict"
         ),
-        paragraph(f"{together(guarantee)} {_other_runs(record)}".strip()),
+        paragraph(f"{together(guarantee)} {other_runs}") if record.result else "",
         "" if record.result else paragraph(_PLANNED, "notice"),
         _weakness(guarantee),
         paragraph(_meaning(guarantee)),
@@ -83,13 +84,6 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         folded("What the server sees", server_view(record, guarantee)),
         css_class="privacy",
     )
-
-
-def _other_runs(record: RunRecord) -> str:
-    """Whether this epsilon covers this run alone; empty before there is a result."""
-    if record.result is None:
-        return ""
-    return _LEDGER if record.config.privacy.ledger else _ALONE_HERE
 
 
 def _meaning(guarantee: Guarantee) -> str:

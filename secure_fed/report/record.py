@@ -144,7 +144,9 @@ def read(run_dir: Path) -> RunRecord:
     public = Published(run_dir)
     facts, config = public.facts, public.config  # other folders may have a config.json, too
     rounds = _rounds(public.text(METRICS), run_dir / METRICS)
-    digests = {name: _digest(file) for name in (CHECKPOINT, RESULT) if (file := run_dir / name).is_file()}
+    with plainly(RunDirectoryError, f"{run_dir} cannot be read", "give the --out of `secure-fed train`"):
+        files = (file for name in (CHECKPOINT, RESULT) if (file := run_dir / name).is_file())
+        digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     record = RunRecord(run_dir.resolve().name, config, facts, rounds, public.result, owned=False, digests=digests)
     if record.private:
         record = _shown(record)
@@ -171,7 +173,7 @@ def owned(run_dir: Path) -> RunRecord:
         unguarded=tuple(name for name in kept if (folder / name).is_dir()),
     )
     if not record.private or not folder.is_dir():
-        noted = {name: facts[name] for name in ("origin", "ended") if name in facts}
+        noted: dict[str, Any] = {name: facts[name] for name in ("origin", "ended") if name in facts}
         return replace(record, facts={**record.facts, **noted})
     own = {row["round"]: row for row in _rounds(read_text(folder / OWN_ROUNDS), folder / OWN_ROUNDS)}
     figures = _own(folder / OWN_RESULT)
@@ -232,14 +234,9 @@ def _main_attack(audit: Mapping[str, Any]) -> dict[str, Any]:
             and cell.get("auc") is not None
         ):
             titles = {one.get("name"): one.get("title") for one in audit.get("attacks") or ()}
-            return {**cell, "title": str(titles.get(cell["attack"]) or cell["attack"])}
+            units = {"of": audit.get("audited_of"), "unit": audit.get("audited_unit")}
+            return {**cell, **units, "title": str(titles.get(cell["attack"]) or cell["attack"])}
     return {}
-
-
-def _digest(file: Path) -> str:
-    unread = plainly(RunDirectoryError, f"{file} cannot be read", "give the --out of `secure-fed train`")
-    with unread, file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _rounds(content: str | None, file: Path) -> tuple[Mapping[str, Any], ...]:
