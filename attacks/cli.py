@@ -1,4 +1,4 @@
-"""`secure-fed audit`: its subcommands, the short form, and the calls of the version before subcommands.
+"""`secure-fed audit`: its subcommands, and the short form.
 
 `secure-fed audit RUN_DIR` is short for `secure-fed audit run RUN_DIR`. A subcommand's name is never read as a folder: a run in
 a folder of that name is audited as `./model`. The heavy imports happen when a subcommand runs, so `--help` is instant.
@@ -7,7 +7,6 @@ a folder of that name is audited as `./model`. The heavy imports happen when a s
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,7 +15,6 @@ from attacks.any_model import command as any_model
 from attacks.extraction import command as extraction
 from attacks.inference import command as inference
 from attacks.lying import command as lying
-from attacks.options import say
 from attacks.prepared import command as prepared
 
 
@@ -81,26 +79,6 @@ def add_parsers(audit: argparse.ArgumentParser) -> None:
 
 
 def with_subcommand(arguments: Sequence[str]) -> list[str]:
-    """The arguments behind `audit`, beginning with a subcommand.
-
-    Without one they are those of the short form, or an option of the version before subcommands chooses the kind of audit, such
-    as `--lying RUN_DIR`. Such a call works for one more version, and a line on standard error gives the new call.
-    """
-    if not arguments or arguments[0] in SUBCOMMANDS or arguments[0] in ("-h", "--help"):
-        return list(arguments)
-    former = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in ("--lying", "--share", "--extract", "--prepared", "--model"):
-        former.add_argument(option)
-    try:
-        found, rest = former.parse_known_args(arguments)
-    except argparse.ArgumentError:  # an option without its value
-        found, rest = argparse.Namespace(), list(arguments)
-    given = {name: value for name, value in vars(found).items() if value is not None}
-    if not given:
-        return ["run", *rest]
-    kind = next(iter(given))
-    subjects = [given[name] for name in dict.fromkeys(("model", kind)) if name in given]
-    # the run of `share` stands among the other arguments, before its word
-    new = [kind, *rest, *subjects] if kind == "share" else [kind, *subjects, *rest]
-    say(f"this call is from an earlier version, and the next one will not know it: secure-fed audit {shlex.join(new)}")
-    return new
+    """The arguments behind `audit`, beginning with a subcommand: `run` in the short form."""
+    named = not arguments or arguments[0] in SUBCOMMANDS or arguments[0] in ("-h", "--help")
+    return list(arguments) if named else ["run", *arguments]
