@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from secure_fed.activity import activity
-from secure_fed.learning.tasks.headline import Commonest, leads, no_better
+from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.measured import FOR_THE_OWNER, auc, meaning, measured_model, of_rows, rates
 from secure_fed.runs import guarantee
@@ -104,7 +104,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if found := summary.get("noise_alone"):
         rows.append(("  noise alone", guarantee.noise_in_short(found)))
         rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
-    return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
+    return rows + ([("  no learning", why)] if (why := summary.get("no_learning")) else [])
 
 
 def show_methods(
