@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from secure_fed.config import own_files
 from secure_fed.errors import ConfigError, SecureFedError
 
 if TYPE_CHECKING:
@@ -147,16 +147,9 @@ def _unusable(finding: object, units: int) -> str:
 
 
 def executed(file: Path) -> ModuleType:
-    """The module in a user's file. ConfigError if it cannot be executed."""
-    spec = spec_from_file_location(f"attack_of_{file.stem}", file)
-    if spec is None or spec.loader is None or not file.is_file():
-        raise refused(file, "is no file: give the path of a .py file, or the name of a listed attack")
-    module = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise refused(file, f"cannot be executed ({type(error).__name__}: {error})") from error
-    return module
+    """The module in a file that the user names on the command line. ConfigError if it cannot be executed."""
+    own_files.allow("--attack", str(file))
+    return own_files.executed("--attack", str(file))
 
 
 def guarded(file: Path, function: Callable[..., Any]) -> Callable[..., Any]:

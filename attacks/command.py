@@ -33,6 +33,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE.py",
         help=f"make this attack only; may be repeated ({', '.join(ATTACKS)}, or a file of your own that defines one)",
     )
+    quick = "the cheapest attack alone, without reference adapters, in seconds; the report names what it leaves out"
+    parser.add_argument("--quick", action="store_true", help=quick)
     beside = "other audited runs, shown beside this one in the report"
     parser.add_argument("--beside", nargs="+", type=Path, default=[], metavar="RUN_DIR", help=beside)
     shown = "include the texts of the most exposed examples in the report (default: left out)"
@@ -62,7 +64,9 @@ def run(chosen: argparse.Namespace) -> int:
     with locked(chosen.run_dir):
         _require_writable(chosen.run_dir)
         audit, page = written(
-            _audit(chosen, chosen.attack, show_texts=chosen.show_texts), chosen.run_dir, chosen.beside
+            _audit(chosen, chosen.attack, quick=chosen.quick, show_texts=chosen.show_texts),
+            chosen.run_dir,
+            chosen.beside,
         )
     _show(audit, as_json=chosen.json)
     if not chosen.json:
@@ -88,13 +92,17 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     return reported(run)
 
 
-def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool = False) -> Audit:
+def _audit(chosen: argparse.Namespace, names: Sequence[str], *, quick: bool = False, show_texts: bool = False) -> Audit:
     from attacks.adversary.case import Settings, opened
     from attacks.audit import audited
     from attacks.audit import chosen as attacks_named
 
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
+    if quick and (names or chosen.references):
+        raise UsageError(
+            "--quick makes the cheapest attack and trains no references: leave --attack and --references out"
+        )
     attacks = attacks_named(names)
     if names and chosen.references is not None and not any(one.shadows for one in attacks):
         raise UsageError(
@@ -102,7 +110,9 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, show_texts: bool
             f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
         )
     target = opened(chosen.run_dir)
-    references = chosen.references
+    if quick:
+        names = ["one_run" if target.assembly.audit_pool.directions else "loss"]
+    references = 0 if quick else chosen.references
     if references is None:
         needs_references = bool(names) and any(one.shadows for one in attacks)
         references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))

@@ -284,7 +284,8 @@ class Attendance:
                 "start a new run"
             )
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            binary = getattr(os, "O_BINARY", 0)  # else Windows writes two bytes for each byte 10
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | binary, 0o600)
             kept = path.read_bytes()
             os.ftruncate(self._file, len(kept) - len(kept) % _TURN.size)  # a record that a kill tore was never acted on
         except OSError as error:

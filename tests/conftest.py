@@ -44,6 +44,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+# What these files test needs Unix sockets, owners of files, pseudo-terminals or process groups.
+if sys.platform == "win32":
+    collect_ignore_glob = [
+        *("secure_fed/deployment/*", "secure_fed/flower/*", "privacy/test_ledger_kills.py"),
+        *("secure_fed/test_silence.py", "secure_fed/test_report_in_browser.py"),
+    ]
+
+
 # Each of these files keeps one worker busy for long; started last, it would leave the other workers idle.
 _FIRST = ("test_planted.py", "test_examples.py", "contracts/test_methods.py")
 

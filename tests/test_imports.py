@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from secure_fed.commands import cli
+from tests.golden import said
+
 HEAVY = (
     *("torch", "transformers", "peft", "datasets", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn"),
     *("dp_accounting", "opacus"),
@@ -167,3 +170,22 @@ def test_no_file_of_a_federation_imports_accounting_at_its_top() -> None:
 def test_a_federation_without_privacy_loads_no_accounting() -> None:
     found, _ = probe("import secure_fed.federation", names=("dp_accounting", "opacus"))
     assert list(found.values()) == [NOTHING]
+
+
+def test_modules_of_unix_are_imported_by_deployments_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Everything else runs on Windows, where the commands of deployments end with one sentence."""
+    of_unix, root, found = {"fcntl", "grp", "pwd", "pty", "resource", "termios"}, Path(__file__).parents[1], set()
+    for package in ("secure_fed", "privacy", "protocols", "attacks"):
+        for path in (root / package).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            guarded = {one for tried in ast.walk(tree) if isinstance(tried, ast.Try) for one in ast.walk(tried)}
+            imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import) and node not in guarded]
+            if of_unix & {alias.name for node in imports for alias in node.names}:
+                found.add(path.parent.relative_to(root).as_posix())
+    assert found == {"secure_fed/deployment"}
+    monkeypatch.setattr(sys, "platform", "win32")
+    for command in (["node", "status", "x"], ["coordinator", "sizes"], ["flower", "init", "x", "--coordinator", "y"]):
+        assert cli.main(command) == 2
+        said(capsys.readouterr().err)

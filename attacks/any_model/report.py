@@ -67,9 +67,7 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         asked = self.subject.asked
         return {
-            "schema": 1,
-            "model": asked.model,
-            "adapter": None if asked.adapter is None else str(asked.adapter),
+            **asked.heading,
             "references": [*(["base model"] if self.subject.base else []), *asked.references],
             "shadows": asked.shadows,
             "task": self.subject.task.title,

@@ -84,6 +84,11 @@ class Asked:
     all_in: str = "DIR"
     scale_given: bool = False
 
+    @property
+    def heading(self) -> dict[str, Any]:
+        """The first entries of every record about the model."""
+        return {"schema": 1, "model": self.model, "adapter": None if self.adapter is None else str(self.adapter)}
+
 
 @dataclass(frozen=True)
 class Subject:

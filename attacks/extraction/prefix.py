@@ -118,9 +118,7 @@ def extracted(subject: Subject, prefix: int | None, suffix: int, say: Say, *, sh
             line["written"] = tokenizer.decode(own.continued.written[index])
         returned.append(line)
     return {
-        "schema": 1,
-        "model": subject.asked.model,
-        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        **subject.asked.heading,
         "task": subject.asked.data.task,
         "texts": len(subject.texts.rows),
         "tried": len(given.numbers),

@@ -103,9 +103,7 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
     }
     rows = {name: advantage(own == found.of, members) for name, own in guessed.items()}
     return {
-        "schema": 1,
-        "model": subject.asked.model,
-        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        **subject.asked.heading,
         "attribute": found.name,
         "values": len(found.values),
         "members": int(members.sum()),

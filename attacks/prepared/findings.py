@@ -47,9 +47,7 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
     found, asked = judged(scores, members, manifest, delta), subject.asked
     bound = asdict(found.bound)
     return {
-        "schema": 1,
-        "model": asked.model,
-        "adapter": None if asked.adapter is None else str(asked.adapter),
+        **asked.heading,
         "prepared": str(folder),
         "task": subject.task.title,
         "candidates": manifest.candidates,
@@ -141,9 +139,7 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
         found = exposures(*given, prompted=bool(manifest.text_b))
     members = truth_of(folder, manifest).members.tolist()
     return {
-        "schema": 1,
-        "model": subject.asked.model,
-        "adapter": None if subject.asked.adapter is None else str(subject.asked.adapter),
+        **subject.asked.heading,
         "prepared": str(folder),
         "space": template.space,
         "repeat": manifest.repeat,

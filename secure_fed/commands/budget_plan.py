@@ -2,7 +2,8 @@
 
 For a federation's clients it prints four tables: the ways to one guarantee, with settings to paste; the methods on a model, by
 the noise that each of them releases (`budget_methods`); the plan whose cohorts are drawn at random; and this plan for other
-targets and cohorts. With --unit example it prints the noise and the steps of a training loop of the user's own.
+targets and cohorts. With --unit example it prints the noise and the steps of a training loop of the user's own, and with --unit
+person those of one client that protects persons.
 """
 
 from __future__ import annotations
@@ -63,13 +64,20 @@ _PROBED = (
     "run without noise, where the server shortens them. It decides: long noise may be harmless. Hopeless: the noise takes the "
     "model to chance; larger cohorts, among as many times more clients, would do."
 )
+_WHOM = {"example": "whoever gets the model", "person": "whoever gets the model, the other clients and the server"}
+_FOR_A_LOOP = "For `secure_fed.private.wrap`, which computes the same noise from the same numbers."
+_FOR_A_PERSON = (
+    "For privacy.unit = 'person' with privacy.person_column and training.batch_size as here; the epochs are federation.rounds "
+    "times training.epochs. Of a person at most privacy.person_examples examples enter a step: more cost time, and neither "
+    "epsilon nor noise, since all of a person's examples in a step are clipped together."
+)
 # The options of each unit's plan, with their defaults.
 _OF_CLIENTS: dict[str, object] = {
     **{"rounds": None, "clients": None, "cohort": None, "dim": None, "model": None, "sampling": "poisson"},
     **{"pooling": "model", "task": "classification", "momentum": None, "corrupt": 0.1, "dropout": 0.1},
 }
-_OF_LOOPS: dict[str, object] = dict.fromkeys(("examples", "batch_size", "epochs", "steps"))
-_NEEDED = {"client": ("rounds", "clients", "cohort"), "example": ("examples", "batch_size")}
+_STEPS: dict[str, object] = dict.fromkeys(("batch_size", "epochs", "steps"))
+_OPTIONS = {"client": _OF_CLIENTS, "example": {"examples": None, **_STEPS}, "person": {"persons": None, **_STEPS}}
 
 
 def add_to(made: argparse.ArgumentParser) -> None:
@@ -78,13 +86,14 @@ def add_to(made: argparse.ArgumentParser) -> None:
     given.add_argument("--noise-multiplier", type=float, metavar="Z", help="standard deviation over clip norm")
     made.add_argument("--delta", required=True, type=float, help="well below one over the number of units")
     made.add_argument(
-        "--unit", choices=("client", "example"), default="client", help="protected unit: a federation's clients, or the "
-        "examples in a training loop of your own (default: client)"
+        "--unit", choices=tuple(_OPTIONS), default="client", help="protected unit: a federation's clients, the examples "
+        "in a training loop of your own, or the persons of one client (default: client)"
     )  # fmt: skip
     made.add_argument("--examples", type=int, metavar="N", help="with --unit example: in the data set")
-    made.add_argument("--batch-size", type=int, metavar="B", help="with --unit example: expected")
-    made.add_argument("--epochs", type=int, metavar="E", help="with --unit example: epochs of ceil(N / B) steps")
-    made.add_argument("--steps", type=int, help="with --unit example: steps, instead of epochs")
+    made.add_argument("--persons", type=int, metavar="N", help="with --unit person: at the client with the fewest")
+    made.add_argument("--batch-size", type=int, metavar="B", help="of examples or persons: expected in a step")
+    made.add_argument("--epochs", type=int, metavar="E", help="of examples or persons: epochs of ceil(N / B) steps")
+    made.add_argument("--steps", type=int, help="of examples or persons: steps of all rounds, instead of epochs")
     made.add_argument("--rounds", type=int)
     made.add_argument("--clients", type=int)
     made.add_argument("--cohort", type=int, help="clients a round, expected (poisson) or exact (fixed)")
@@ -120,7 +129,7 @@ def _share(written: str) -> float:
 def run(chosen: argparse.Namespace) -> None:
     """Print the guarantee of each way to add noise, the plan with coins, and plans for other targets and cohorts."""
     _require_options(chosen)
-    if chosen.unit == "example":
+    if chosen.unit != "client":
         return _plan_loop(chosen)
     from privacy import forecast
     from privacy.forecast import compared
@@ -139,11 +148,7 @@ def run(chosen: argparse.Namespace) -> None:
         made, others = _of_coins(chosen, setting, say)
     if chosen.json:
         facts = [
-            {
-                **asdict(way),
-                "noise_share": way.share(setting),
-                "bytes_up_a_round": _sent_by_all(setting, way, chosen),
-            }
+            {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": _sent_by_all(setting, way, chosen)}
             for way in ways
         ]
         alternatives = [_plan_facts(other) for other in others]
@@ -158,13 +163,13 @@ def run(chosen: argparse.Namespace) -> None:
 
 
 def _require_options(chosen: argparse.Namespace) -> None:
-    """ConfigError if an option of the unit's plan is missing, or an option of the other unit's plan is set."""
-    for name, default in (_OF_LOOPS if chosen.unit == "client" else _OF_CLIENTS).items():
-        if (value := getattr(chosen, name)) != default:
+    """ConfigError if an option of the unit's plan is missing, or an option of another unit's plan is set."""
+    for name, default in (one for options in _OPTIONS.values() for one in options.items()):
+        if (value := getattr(chosen, name)) != default and name not in _OPTIONS[chosen.unit]:
             raise ConfigError(
                 f"{_option(name)} is {value}, and has no effect with --unit {chosen.unit}; leave it out"
             ).about(_option(name), value, f"--unit {chosen.unit}")
-    for name in _NEEDED[chosen.unit]:
+    for name in ("rounds", "clients", "cohort") if chosen.unit == "client" else (f"{chosen.unit}s", "batch_size"):
         if getattr(chosen, name) is None:
             raise ConfigError(f"{_option(name)} is not given, and a plan with --unit {chosen.unit} needs it").about(
                 _option(name), None, "a number"
@@ -176,28 +181,31 @@ def _option(name: str) -> str:
 
 
 def _plan_loop(chosen: argparse.Namespace) -> None:
-    """Print the noise and steps of a user's own training loop (`secure_fed.private`), or their cost."""
+    """Print the noise and steps, or the cost, of a user's own training loop (`secure_fed.private`) or of a client's persons."""
     from secure_fed.own_loop.account import Allowance, Terms
 
-    terms = Terms(chosen.examples, chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
+    unit, units = chosen.unit, f"{chosen.unit}s"
+    terms = Terms(getattr(chosen, units), chosen.batch_size, chosen.delta, chosen.epochs, chosen.steps)
     made = terms.plan(chosen.epsilon, chosen.noise_multiplier)
     clip_norm = 1.0 if chosen.clip_norm is None else chosen.clip_norm
     epsilon = made.epsilon() if chosen.epsilon is None else chosen.epsilon
-    sensitivity = Allowance.of(terms, epsilon, clip_norm).sensitivity
+    sensitivity = clip_norm if unit == "person" else Allowance.of(terms, epsilon, clip_norm).sensitivity
     facts: dict[str, Any] = {
-        "unit": "example",
+        "unit": unit,
         "noise_multiplier": made.noise_multiplier,
         "steps": terms.count,
         "steps_an_epoch": terms.epoch,
         "epsilon": made.epsilon(),
         "delta": terms.delta,
-        "examples": terms.examples,
+        units: terms.examples,
         "batch_size": terms.batch_size,
         "sampling_rate": terms.sampler.rate,
         "clip_norm": clip_norm,
         "sensitivity": sensitivity,
         "noise_std": made.noise_multiplier * sensitivity / terms.sampler.expected,
     }
+    if unit == "person":
+        facts["epsilon_at_two_clients"] = made.epsilon(2 * terms.count)
     if chosen.json:
         print(json.dumps(facts))
         return
@@ -208,14 +216,18 @@ def _plan_loop(chosen: argparse.Namespace) -> None:
     )
     table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
     table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
-    table.add_row("epsilon", f"{facts['epsilon']:.4g} against whoever gets the model (one example added or removed)")
-    rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts['examples']}, poisson)"
+    table.add_row("epsilon", f"{facts['epsilon']:.4g} against {_WHOM[unit]} (one {unit} added or removed)")
+    rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts[units]}, poisson)"
     table.add_row("sampling rate", rate)
     bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
     table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
     console = PlainConsole()
+    if unit == "person":
+        table.add_row(
+            "a person at two clients", f"epsilon {facts['epsilon_at_two_clients']:.4g}, as each adds its own noise"
+        )
     console.print(table)
-    console.print("For `secure_fed.private.wrap`, which computes the same noise from the same numbers.")
+    console.print(_FOR_A_PERSON if unit == "person" else _FOR_A_LOOP)
 
 
 def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
@@ -346,19 +358,9 @@ def _sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int 
     if (way.sampling, way.noise) != ("coins", "distributed") or setting.dim is None:
         return None
     everybody = choose(setting.clients, corrupt=chosen.corrupt, dropout=chosen.dropout, active=False)
-    parameters = Parameters(
-        run="plan",
-        round=0,
-        layout=bytes(32),
-        length=setting.dim,
-        bits=32,
-        clients=tuple(range(setting.clients)),
-        neighbours=everybody.neighbours,
-        threshold=everybody.threshold,
-        survivors=everybody.survivors,
-        active=False,
-        partners=everybody.partners,
-    )
+    graph = {name: getattr(everybody, name) for name in ("neighbours", "threshold", "survivors", "partners")}
+    invited = tuple(range(setting.clients))
+    parameters = Parameters("plan", 0, bytes(32), setting.dim, 32, invited, active=False, **graph)
     return sum(stage.up for stage in wire.traffic(parameters).values())
 
 
@@ -452,20 +454,6 @@ def _alternatives_table(setting: Setting, others: list[Forecast]) -> Table:
 
 
 def _plan_facts(made: Forecast) -> dict[str, Any]:
-    setting = made.setting
-    return {
-        "noise_multiplier": made.noise_multiplier,
-        "epsilon": made.epsilon,
-        "epsilon_participants": made.epsilon_participants,
-        "delta": setting.delta,
-        "rounds": setting.rounds,
-        "clients": setting.clients,
-        "cohort": setting.cohort,
-        "sampling": setting.sampling,
-        "sampling_rate": setting.rate,
-        "clip_norm": setting.clip_norm,
-        "dim": setting.dim,
-        "noise_std": made.noise_std,
-        "noise_norm": made.noise_norm,
-        "outlook": made.outlook,
-    }
+    figures = asdict(made)
+    beside = {name: getattr(made, name) for name in ("noise_std", "noise_norm", "outlook")}
+    return {**figures.pop("setting"), "sampling_rate": made.setting.rate, **figures, **beside}

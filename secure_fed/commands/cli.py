@@ -26,8 +26,10 @@ from secure_fed.commands import node as node_commands
 from secure_fed.commands import predict as predict_command
 from secure_fed.commands import secagg as secagg_command
 from secure_fed.commands import train as train_command
-from secure_fed.errors import RunDirectoryError, StorageError, reported
+from secure_fed.errors import RunDirectoryError, StorageError, UsageError, reported
 from secure_fed.learning.tasks import TASKS
+
+_OF_UNIX = ("node", "coordinator", "flower")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def run() -> int | None:
         chosen = parser().parse_args(given)
+        if given[0] in _OF_UNIX and sys.platform == "win32":
+            raise UsageError(
+                f"{given[0]} needs Unix sockets and the owners of files: run it on Linux or macOS, or in WSL"
+            )
         with heartbeat():
             status: int | None = chosen.run(chosen)
         return status

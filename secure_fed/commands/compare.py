@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from secure_fed.config import RunConfig
@@ -22,7 +21,7 @@ from secure_fed.errors import ConfigError
 if TYPE_CHECKING:
     from secure_fed.commands.comparison import Row
     from secure_fed.commands.comparison.runs import Job
-    from secure_fed.federation import Federation
+    from secure_fed.report.progress import ConsoleProgress
 
 _INTERRUPTED = 130
 
@@ -37,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="section.key=value", help="change one setting in all of them"
     )
     parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="folder of the runs; unfinished runs in it go on (default: a new one under runs/)",
+        "--out", metavar="DIR", help="folder of the runs; unfinished runs in it go on (default: a new one under runs/)"
     )
     parser.add_argument(
         "--target",
@@ -72,11 +69,13 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"secure-fed: interrupted; the same command with --out {out} goes on", file=sys.stderr)
         return _INTERRUPTED
     if chosen.json:
-        from secure_fed.commands.comparison.rows import totals
+        from secure_fed.commands.comparison.rows import differences, totals
         from secure_fed.commands.comparison.tables import numbers
 
         together = [total.to_dict() for total in totals(charge for row in rows for charge in row.charges)]
-        print(json.dumps({"out": str(out), "rows": [numbers(row) for row in rows], "together": together}))
+        paired = [one._asdict() for one in differences(rows)]
+        found = {"rows": [numbers(row) for row in rows], "differences": paired, "together": together}
+        print(json.dumps({"out": str(out), **found}))
     else:
         _show(out, rows)
     return 0
@@ -103,7 +102,7 @@ def _seeds(text: str) -> list[int]:
 
 
 @contextmanager
-def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
+def _shown(first: Iterator[str], job: Job) -> Iterator[ConsoleProgress]:
     """Print a line for the run, and its rounds as they end. first: lines to print before the first run that is made."""
     from secure_fed.report.progress import ConsoleProgress
     from secure_fed.runs.store import read_checkpoint, read_records
@@ -115,19 +114,7 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[SimpleNamespace]:
     checkpoint = read_checkpoint(job.run_dir)
     done = read_records(job.run_dir, checkpoint.state.round) if checkpoint else []
     with ConsoleProgress(job.config.federation.rounds, done, job.config.data.task, job.config.data.metric) as progress:
-
-        def on_begin(federation: Federation) -> None:
-            if warning := federation.assembly.problem.warning:
-                print(f"secure-fed: warning: {warning}", file=sys.stderr)
-            progress.begin(federation.assembly.protection.plan, federation.assembly.charges)
-
-        yield SimpleNamespace(
-            on_begin=on_begin,
-            on_promise=progress.on_promise,
-            on_run_begin=progress.on_run_begin,
-            on_progress=progress.on_progress,
-            on_round_end=progress.on_round_end,
-        )
+        yield progress
 
 
 def _show(out: Path, rows: Sequence[Row]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig
-from secure_fed.errors import ConfigError, StorageError, UsageError, plainly
+from secure_fed.errors import ConfigError, UsageError
 
 _BATCH = 8  # prompts; their scores of all tokens are in memory together
 _AT_LEAST = {"limit": 1, "batch_size": 1, "num_fewshot": 0}
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """Options, run, tasks and their data are checked before the model is loaded."""
     from secure_fed.runs.directory import read_config, read_facts
+    from secure_fed.runs.durable import require_new
 
     for option, least in _AT_LEAST.items():
         value = getattr(chosen, option)
@@ -47,7 +48,7 @@ def run(chosen: argparse.Namespace) -> None:
         raise UsageError(f"--include-path is {folder}, which is no folder: name the one with the task files").about(
             "--include-path", folder, "a folder"
         )
-    _require_writable(chosen.out)
+    require_new(chosen.out, "figures", (".json",))
     read_facts(chosen.run_dir)
     config = read_config(chosen.run_dir)
     from secure_fed.export import lm_eval_tasks, trained
@@ -95,13 +96,10 @@ def run(chosen: argparse.Namespace) -> None:
 
 def _say(result: dict[str, Any], chosen: argparse.Namespace) -> None:
     from secure_fed.report.terminal import show_figures
-    from secure_fed.runs.durable import atomic_write
+    from secure_fed.runs.durable import write_new
 
     if chosen.out is not None:
-        try:
-            atomic_write(chosen.out, json.dumps(result, indent=2) + "\n")
-        except StorageError as error:
-            raise UsageError(f"{str(error).rpartition(';')[0]}; name another file") from error
+        write_new(chosen.out, json.dumps(result, indent=2) + "\n")
     if chosen.json:
         print(json.dumps(result))
         return
@@ -123,19 +121,3 @@ def _require_language_model(config: RunConfig) -> None:
             f"this run's data.task is {task!r}, whose model scores no next tokens: lm-eval needs a language model, as of "
             "causal_lm, chat or multiple_choice"
         ).about("data.task", task, "causal_lm, chat or multiple_choice")
-
-
-def _require_writable(out: Path | None) -> None:
-    if out is None:
-        return
-    if out.suffix.lower() != ".json":
-        raise UsageError(f"--out is {out}, but figures are written as .json; give such a name").about(
-            "--out", out, ".json"
-        )
-    with plainly(UsageError, f"{out} cannot be written", "name another file"):
-        if out.exists():
-            raise UsageError(f"{out} exists already; name a file that does not").about("--out", out, "a new file")
-        if not out.parent.is_dir():
-            raise UsageError(
-                f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file"
-            ).about("--out", out, "in a folder that exists")

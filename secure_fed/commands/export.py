@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """Export, and push with --push-to-hub."""
     from secure_fed.export.export import push, require_pushable
+    from secure_fed.export.model_card import LABELS
     from secure_fed.export.trained import load_run
 
     if chosen.public and not chosen.push_to_hub:
@@ -32,7 +33,9 @@ def run(chosen: argparse.Namespace) -> None:
     with activity(f"writing {chosen.out_dir}"):
         written = loaded.export(chosen.out_dir, merged=chosen.merged)
     print(written)
-    print(f"how to load it, with the names of its labels: {chosen.out_dir / 'README.md'}", file=sys.stderr)
+    print(f"how to load it: {chosen.out_dir / 'README.md'}", file=sys.stderr)
+    if (chosen.out_dir / LABELS).exists() and (line := loaded.card.labelled(chosen.out_dir.as_posix())):
+        print(f"with PEFT, and the names of its labels: {line}", file=sys.stderr)
     if chosen.push_to_hub:
         with activity(f"uploading to {chosen.push_to_hub}"):
             pushed = push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)

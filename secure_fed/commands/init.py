@@ -23,24 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig, commented_toml
-from secure_fed.errors import ConfigError, StorageError, plainly
+from secure_fed.errors import ConfigError, plainly
 
 UNITS = {"nobody": "none", "texts": "example", "persons": "person", "parties": "client"}
 TRUSTED = ("server", "nobody")
-_SENTENCE_ENCODER, _CHAT_MODEL = "sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M-Instruct"
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "topic", "diagnosis", "code", "y")
 _PARTIES = (
-    "party",
-    "client",
-    "site",
-    "hospital",
-    "clinic",
-    "bank",
-    "branch",
-    "organisation",
-    "organization",
-    "centre",
-    "center",
+    *("party", "client", "site", "hospital", "clinic", "bank", "branch"),
+    *("organisation", "organization", "centre", "center"),
 )
 _PERSONS = ("person", "patient", "patient_id", "user", "user_id", "customer", "customer_id", "subject", "author")
 _FEW = 50  # parties that all take part in every round
@@ -81,12 +71,9 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.file is None:
         print(text, end="")
         return
-    from secure_fed.runs.durable import atomic_write
+    from secure_fed.runs.durable import write_new
 
-    try:
-        atomic_write(chosen.file, text)
-    except StorageError as error:
-        raise ConfigError(f"{str(error).rpartition(';')[0]}; name another file") from error
+    write_new(chosen.file, text)
     print(chosen.file)
 
 
@@ -200,6 +187,8 @@ def _recognised(usual: Sequence[str], present: Any) -> str:
 
 def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
     """The configuration: at most 25 lines."""
+    from secure_fed.learning.models.locate import CHAT, ENCODER
+
     private, own = found.protect != "nobody", chosen.model
     name = chosen.file or "run.toml"
     yield f"# secure-fed train {shlex.quote(str(name))}    trains; with --dry-run it says what that needs and guarantees"
@@ -207,10 +196,10 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
     if own or not found.files:
         yield f"name = {json.dumps(own or 'builtin/tiny')}"
     elif found.task == "classification":
-        yield f'name = "{_SENTENCE_ENCODER}"  # any encoder of the Hugging Face Hub, or a folder'
+        yield f'name = "{ENCODER}"  # any encoder of the Hugging Face Hub, or a folder'
         yield 'pooling = "mean"  # the classification layer reads the mean over tokens, for which this encoder is made'
     else:
-        yield f'name = "{_CHAT_MODEL}"  # any language model of the Hugging Face Hub, or a folder'
+        yield f'name = "{CHAT}"  # any language model of the Hugging Face Hub, or a folder'
     if not found.files and found.parties > 1000:
         yield "[data]"
         yield f"examples = {5 * found.parties}  # made-up notes, five for each party"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.config.settings import WRITE
-from secure_fed.errors import ConfigError, DataError, StorageError, UsageError, plainly
+from secure_fed.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from secure_fed.export.trained import Trained
@@ -45,10 +45,11 @@ def run(chosen: argparse.Namespace) -> None:
     from secure_fed.learning.data.files import read_stream
     from secure_fed.learning.data.rows import columns_of
     from secure_fed.runs.directory import read_config, read_facts
+    from secure_fed.runs.durable import require_new
 
     read_facts(chosen.run_dir)
     config = read_config(chosen.run_dir)
-    _require_writable(chosen.out)
+    require_new(chosen.out, "answers", _WRITTEN)
     new_tokens = _new_tokens(chosen, config)
     read = columns_of(config.data)
     table = None if chosen.file is None else _of_file(chosen.file, read, config.data.task, prompts=new_tokens > 0)
@@ -156,21 +157,9 @@ def _shown(table: Table, columns: Columns, task: str) -> list[str]:
     return [text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in texts]
 
 
-def _require_writable(out: Path | None) -> None:
-    if out is None:
-        return
-    if out.suffix.lower() not in _WRITTEN:
-        raise UsageError(f"--out is {out}, but answers are written as {' or '.join(_WRITTEN)}; give such a name")
-    with plainly(UsageError, f"{out} cannot be written", "name another file"):
-        if out.exists():
-            raise UsageError(f"{out} exists already; name a file that does not")
-        if not out.parent.is_dir():
-            raise UsageError(f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file")
-
-
 def _write(out: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows in one step, in the format of the file's ending; lists in CSV are JSON."""
-    from secure_fed.runs.durable import atomic_write
+    from secure_fed.runs.durable import write_new
 
     if out.suffix.lower() == ".csv":
         text = io.StringIO(newline="")
@@ -180,10 +169,7 @@ def _write(out: Path, rows: list[dict[str, Any]]) -> None:
         content = text.getvalue()
     else:
         content = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    try:
-        atomic_write(out, content)
-    except StorageError as error:
-        raise UsageError(f"{str(error).rpartition(';')[0]}; name another file") from error
+    write_new(out, content)
 
 
 def _cell(value: Any) -> Any:

@@ -92,9 +92,9 @@ def train(chosen: argparse.Namespace) -> None:
     if not chosen.dry_run:
         run(config, chosen, "", resume=chosen.resume)
         return
+    _check(config, chosen.out)
     from secure_fed.runs.dry_run import foreseen
 
-    _check(config, chosen.out)
     facts = foreseen(config)
     if chosen.json:
         print(json.dumps(facts))

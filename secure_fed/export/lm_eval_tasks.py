@@ -34,10 +34,7 @@ from secure_fed.learning.models.adapters.virtual_tokens import positions_left
 from secure_fed.learning.models.loading import quiet
 
 _NEEDED = ("lm_eval", "accelerate")
-_NOT_HERE = {
-    "UNSAFE_CODE": "runs code that the model writes",
-    "MULTIMODAL": "has pictures or sounds in its prompts",
-}
+_NOT_HERE = {"UNSAFE_CODE": "runs code that the model writes", "MULTIMODAL": "has pictures or sounds in its prompts"}
 _UNASKED: dict[str, Any] = {  # additions to lm-eval's results that run `pip list` and `git`, for seconds
     "add_env_info": lambda results: None,
     "get_git_commit_hash": lambda: None,

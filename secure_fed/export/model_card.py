@@ -133,20 +133,19 @@ class ModelCard:
             f"    {', '.join([place, *settings])}",
             ")",
             load,
-            *self._labels_beside(),
+            *([f"# or: {line}"] if (line := self.labelled("path/to/this/folder")) else []),
         ]
 
-    def _labels_beside(self) -> list[str]:
-        """Code that reads the labels from a file, since neither PEFT nor transformers reads them from an adapter's folder."""
+    def labelled(self, folder: str) -> str:
+        """The line that loads an adapter by PEFT's Auto class with the names of its labels, which PEFT reads from no folder.
+
+        Empty where no line of PEFT and transformers alone does.
+        """
         if not self.labels or self.pooled or self.auto != "AutoModelForSequenceClassification":
-            return []
-        return [
-            "",
-            f"# or with the names in {LABELS}:",
-            f'# names = json.load(open("path/to/this/folder/{LABELS}"))',
-            "# labels = {'id2label': dict(enumerate(names)), 'label2id': {name: i for i, name in enumerate(names)}}",
-            '# model = AutoPeftModelForSequenceClassification.from_pretrained("path/to/this/folder", **labels)',
-        ]
+            return ""
+        both = "id2label=dict(enumerate(names)), label2id={name: index for index, name in enumerate(names)}"
+        loaded = f"AutoPeftModelForSequenceClassification.from_pretrained({folder!r}, {both})"
+        return f"names = json.load(open({f'{folder}/{LABELS}'!r})); model = {loaded}"
 
 
 def run_facts(
@@ -184,11 +183,8 @@ def run_facts(
 
 def _averaged(config: RunConfig, rounds: int) -> str:
     last = config.federation.averaged
-    return (
-        f"; this is the mean of the models of the last {last}"
-        if last > 1 and rounds == config.federation.rounds
-        else ""
-    )
+    averaged = last > 1 and rounds == config.federation.rounds
+    return f"; this is the mean of the models of the last {last}" if averaged else ""
 
 
 def _measured(data: DataConfig, found: Mapping[str, float]) -> dict[str, str]:

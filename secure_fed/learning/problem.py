@@ -31,7 +31,7 @@ from secure_fed.learning.data.sources import generated, overlaps
 from secure_fed.learning.evaluation import Asked, asked, confidence
 from secure_fed.learning.models.architecture import means_tokens, reads_the_mean
 from secure_fed.learning.models.loading import head_of, last_layer, load
-from secure_fed.learning.models.locate import BUILTIN, found
+from secure_fed.learning.models.locate import BUILTIN, found, never_saw
 from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.learning.tasks.headline import Commonest
 from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics, Task
@@ -261,13 +261,15 @@ def with_room(items: Encoded) -> NDArray[np.int64]:
 
 
 def warnings(config: RunConfig, read: Mapping[str, Encoded], tokenizer: Any, model: nn.Module) -> Iterator[str]:
-    """Warnings if many tokens are unknown to the tokenizer, so that examples look alike, if many texts are cut, or if the head
-    does not read the mean over tokens, for which the model was made.
+    """Warnings if the model is built in and the texts are not, if many tokens are unknown to the tokenizer, so that examples
+    look alike, if many texts are cut, or if the head does not read the mean over tokens, for which the model was made.
 
     read: the texts, by what they are for; all count for conversations, and the first elsewhere. With privacy these are the test
     texts alone, which do not train: a share of private texts would be released without noise.
     """
     which, texts = next(iter(read.items()))
+    if config.model.name in BUILTIN and not generated(config.data):
+        yield never_saw(config.model.name, config.data.task)
     unknown, ends = tokenizer.unk_token_id, (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     share = 0.0
     if unknown is not None and unknown not in ends:  # GPT-2's is its end token

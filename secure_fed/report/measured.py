@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from secure_fed.learning.tasks.headline import Commonest, first_metrics, has_accuracy, leads, no_better, spoken
+from secure_fed.learning.tasks.headline import Commonest, first_metrics, has_accuracy, leads, spoken
 from secure_fed.report.formatting import MISSING, counted, number, percent
 from secure_fed.report.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.record import RunRecord
@@ -48,8 +48,8 @@ def how_good(record: RunRecord) -> str:
     """The last evaluation as a sentence, and a second where it is no better than always predicting one label."""
     if record.withholds_test:
         return " ".join(filter(None, (_WITHHELD, noise_alone(record))))
-    common = Commonest.of_result(record.result or {})
-    return " ".join(filter(None, (_evaluated(record), no_better(record.last("accuracy"), common), noise_alone(record))))
+    nothing = (record.result or {}).get("no_learning")
+    return " ".join(filter(None, (_evaluated(record), nothing, noise_alone(record))))
 
 
 def noise_alone(record: RunRecord) -> str:

@@ -147,14 +147,15 @@ class ConsoleProgress:
     def _left(self, done: float) -> str:
         """The remaining time, once half a round of this process is done.
 
-        The first round takes longer, since layers and caches are used for the first time: later ones are foreseen without it.
+        The first round takes up to five times as long, since layers and caches are used for the first time. Later ones are
+        foreseen without it, and what it alone foresees is called so.
         """
         here = done - self._begun
         if here < 0.5 or done >= self._rounds:
             return ""
         since, rounds = (self._warm, here - 1) if here >= 1.5 else (self._started, here)
         seconds = (time.monotonic() - since) / rounds * (self._rounds - done)
-        return f"{timedelta(seconds=round(seconds))} left"
+        return f"{timedelta(seconds=round(seconds))} left{'' if here >= 1.5 else ' by the slow first round'}"
 
     def _count(self, record: Record) -> None:
         self._bytes += record.get("bytes_up", 0) + record.get("bytes_down", 0)

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from privacy.statement import OBSERVERS
 from secure_fed.activity import activity
-from secure_fed.learning.tasks.headline import Commonest, leads, no_better
+from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
 from secure_fed.report.guarantee import two_units
@@ -116,7 +116,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if found := summary.get("noise_alone"):
         rows.append(("  noise alone", guarantee.noise_in_short(found)))
         rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
-    return rows + ([("  no better", sentence)] if (sentence := no_better(accuracy, common)) else [])
+    return rows + ([("  no learning", why)] if (why := summary.get("no_learning")) else [])
 
 
 def show_methods(

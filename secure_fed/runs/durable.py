@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from privacy.ledger_file import sync_folder
-from secure_fed.errors import StorageError, plainly
+from secure_fed.errors import StorageError, UsageError, plainly
 
 _PART = re.compile(r"(.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 
@@ -42,6 +42,31 @@ def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> Non
             raise
         sync_folder(path.parent)
     crash_point(f"{path.name}:replaced")
+
+
+def require_new(out: Path | None, kind: str, endings: Sequence[str]) -> None:
+    """UsageError unless a command's --out, if it is set, has such an ending and can be a new file. kind: what is written."""
+    if out is None:
+        return
+    why, limit = "", "a new file"
+    with plainly(UsageError, f"{out} cannot be written", "name another file"):
+        if out.suffix.lower() not in endings:
+            limit = " or ".join(endings)
+            why = f"--out is {out}, but {kind} are written as {limit}; give such a name"
+        elif out.exists():
+            why = f"{out} exists already; name a file that does not"
+        elif not out.parent.is_dir():
+            why = f"{out} cannot be written: there is no folder {out.parent}; make it, or name another file"
+    if why:
+        raise UsageError(why).about("--out", out, limit)
+
+
+def write_new(out: Path, content: str) -> None:
+    """`atomic_write` of the file that a command is to write. UsageError if that is not possible."""
+    try:
+        atomic_write(out, content)
+    except StorageError as error:
+        raise UsageError(f"{str(error).rpartition(';')[0]}; name another file") from error
 
 
 def part_of(name: str) -> str:

@@ -69,7 +69,7 @@ _BANDWIDTH: Table = {
 RESULT: Table = {
     **dict.fromkeys(("schema", "method", "model", "data", "task", "rounds", "cohort", "personal", "unit"), SETTINGS),
     **dict.fromkeys(("clients", "label_names"), DECLARED),
-    **dict.fromkeys(("accuracy", "commonest", "macro_f1", "loss", "metrics", "best_round"), TEST),
+    **dict.fromkeys(("accuracy", "commonest", "no_learning", "macro_f1", "loss", "metrics", "best_round"), TEST),
     "test": {"from": SETTINGS, "rows": TEST},
     "noise_alone": TEST,
     "membership": RELEASE,

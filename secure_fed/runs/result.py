@@ -19,7 +19,7 @@ from secure_fed.rounds.sums import Record
 from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget
-from secure_fed.runs.evaluation import best
+from secure_fed.runs.evaluation import best, no_learning
 from secure_fed.runs.guarantee import guarantee, unprotected
 
 SCHEMA = 1
@@ -80,6 +80,7 @@ def summary(
         "personal": list(assembly.server.personal),
         **{name: last.get(name) for name in _METRICS},
         "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
+        "no_learning": no_learning(assembly, last, noise_alone) or None,
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,
         **membership.result_entries(assembly, state),

@@ -135,6 +135,18 @@ def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(copied: Pat
     assert private(copied) == after
 
 
+def test_a_quick_audit_is_the_cheapest_attack_and_names_what_it_leaves_out(copied: Path, capsys: Capsys) -> None:
+    found = audit(copied, capsys, "--quick")
+    assert (found["asked_for"], found["references"]) == (["loss"], 0)
+    assert cli.main(["audit", str(copied), "--quick"]) == 0
+    assert "Not tried: One-run audit of canaries; Likelihood ratio, online" in " ".join(capsys.readouterr().out.split())
+    refusals(
+        "command_quick",
+        [["audit", copied, "--quick", *more] for more in (["--attack", "loss"], ["--references", 4])],
+        capsys,
+    )
+
+
 def test_bad_input_is_one_sentence_and_nothing_is_written(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
     """Also what was requested by name and does not apply."""
     before = private(run_dir)

@@ -68,6 +68,7 @@ def result_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "personal": [],
         "accuracy": rows[-1].get("accuracy"),
         "commonest": {"share": 0.31, "of": 2000},
+        "no_learning": None,
         "macro_f1": rows[-1].get("macro_f1"),
         "loss": rows[-1].get("loss"),
         "test": {"from": "generated", "rows": 2000},

@@ -150,6 +150,9 @@ SMALL
 --epsilon 8 SMALL --task causal_lm
 --epsilon 8 --delta 1e-5
 --epsilon 8 LOOP --epochs 3 --steps 5
+--epsilon 8 LOOP --epochs 3 --persons 50
+--epsilon 8 --delta 1e-5 --unit person --examples 50 --batch-size 10 --steps 5
+--epsilon 8 --delta 1e-5 --unit person --batch-size 10 --steps 5
 """
 
 
@@ -303,3 +306,15 @@ def test_a_plan_of_an_own_loop_is_that_of_dp_sgd(told: Ran) -> None:
     status, out, _ = told("plan", *LOOP, "--steps", "60", "--noise-multiplier", facts["noise_multiplier"])
     assert status == 0
     assert f"{facts['epsilon']:.4g} against whoever gets the model" in out
+
+
+def test_a_plan_for_persons_is_that_of_a_clients_steps_and_counts_a_person_of_two_clients(told: Ran) -> None:
+    persons = ("--unit", "person", "--persons", "400", "--batch-size", "100", "--epochs", "5", "--delta", "1e-5")
+    facts = json.loads(told("plan", *persons, "--epsilon", "8", "--clip-norm", "0.5", "--json")[1])
+    assert (facts["persons"], facts["steps"], facts["sampling_rate"]) == (400, 20, 0.25)
+    release = accounting.poisson_sampled(0.25, facts["noise_multiplier"])
+    assert accounting.epsilon(release, 20, 1e-5) == pytest.approx(facts["epsilon"])
+    assert 7.9 < facts["epsilon"] <= 8
+    assert facts["epsilon_at_two_clients"] == pytest.approx(accounting.epsilon(release, 40, 1e-5))
+    assert facts["noise_std"] == pytest.approx(0.5 * facts["noise_multiplier"] / 100)
+    golden("secure_fed/budget_plan/persons.txt", told("plan", *persons, "--epsilon", "8")[1])

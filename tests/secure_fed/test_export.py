@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import AutoPeftModelForSequenceClassification, PeftModel
 from torch import nn
 from transformers import (
     AutoModel,
@@ -249,12 +249,15 @@ def test_the_folder_is_a_standard_one(tmp_path: Path) -> None:
         assert fact in readme
     names = json.loads((tmp_path / "out" / "labels.json").read_text())
     assert names == ["a", "b | c", "d"]
-    scope: dict[str, Any] = {"json": json}
-    code = readme.split("```python\n")[1].split("```")[0]
-    shown = [line[2:] for line in readme.splitlines() if line.startswith(("# names", "# labels"))]
-    exec("\n".join([code, *shown]).replace("path/to/this/folder", str(tmp_path / "out")), scope)
-    inside = AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "out"), **scope["labels"])  # PEFT in it
-    for loaded in (scope["model"], inside):
+    code = readme.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path / "out"))
+    (by_names,) = [line.removeprefix("# or: ") for line in code.splitlines() if line.startswith("# or: ")]
+    for line in (code, by_names):
+        scope: dict[str, Any] = {
+            "json": json,
+            "AutoPeftModelForSequenceClassification": AutoPeftModelForSequenceClassification,
+        }
+        exec(line, scope)
+        loaded = scope["model"].eval()
         assert equal(small_models.logits(loaded), small_models.logits(model))
         assert loaded.config.id2label == {0: "a", 1: "b | c", 2: "d"}
         assert loaded.config.label2id == {"a": 0, "b | c": 1, "d": 2}

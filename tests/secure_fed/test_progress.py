@@ -100,5 +100,5 @@ def test_within_a_long_round_a_line_says_how_far_it_is(
             line.on_progress(Progress(0, "training", done, 40, 500))
     assert capsys.readouterr().err.splitlines() == [
         "round 1/2: training 10/40, 500 bytes sent",  # half a round says how long the others take
-        "round 1/2: training 20/40, 500 bytes sent, 0:02:00 left",
+        "round 1/2: training 20/40, 500 bytes sent, 0:02:00 left by the slow first round",
     ]

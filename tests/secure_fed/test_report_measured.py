@@ -39,7 +39,7 @@ def test_every_task_is_told_of_in_its_own_words() -> None:
     }
     common = {"commonest": {"share": 0.5, "of": 400}}
     found |= {
-        "no better than the commonest label": record("classification", {"accuracy": 0.52}, **common),
+        "no learning": record("classification", {"accuracy": 0.52}, **common, no_learning="It learned nothing."),
         "better than the commonest label": record("classification", {"accuracy": 0.8}, **common),
         "tags beside the commonest": record("tokens", {"f1": 0.3, "accuracy": 0.9}, **common),
         "tokens, nothing measured": record("tokens", {}),

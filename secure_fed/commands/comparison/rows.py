@@ -70,6 +70,7 @@ class Row:
     early: int  # number of runs that ended before their last round
     headline: str  # the task's headline metric, which curve and target are of
     curve: tuple[Point, ...]
+    scores: tuple[float | None, ...] = ()  # the headline metric of each seed's run
     charges: tuple[Charge, ...] = ()  # the cost of each private run
     own_first: bool = False  # whether the task's own metrics are more informative than accuracy
     held_out: tuple[
@@ -129,6 +130,7 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
         early=sum(bool(result.get("ended_early")) for result in results),
         headline=measured,
         curve=_curve(records, measured),
+        scores=tuple(_metric(measured, result) for result in results),
         charges=charges,
         own_first=leads(data.task),
         held_out=tuple(sorted(origin for origin in tested if not is_declared(origin))),
@@ -154,6 +156,36 @@ def spread_of(results: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str,
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+class Difference(NamedTuple):
+    """A configuration's score less another's, the mean over runs with the same seeds; interval: 95 %, None for one seed.
+
+    The interval is Student's of the differences, so noise that a seed brings to both runs (its notes, clients and cohorts)
+    cancels. It is exact for normal differences.
+    """
+
+    name: str
+    other: str
+    metric: str
+    mean: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+
+def differences(rows: Sequence[Row]) -> list[Difference]:
+    """Every later configuration against the first, where both measured the same metric with every seed."""
+    from scipy.stats import t
+
+    first, found = rows[0], []
+    for row in rows[1:]:
+        pairs = [(own, other) for own, other in zip(row.scores, first.scores, strict=True) if None not in (own, other)]
+        if row.headline == first.headline and len(pairs) == len(row.seeds):
+            mean, deviation = spread([own - other for own, other in pairs])  # type: ignore[operator]
+            width = None if deviation is None else t.ppf(0.975, len(pairs) - 1) * deviation / math.sqrt(len(pairs))
+            interval = None if width is None else (float(mean - width), float(mean + width))
+            found.append(Difference(row.name, first.name, row.headline, mean, interval, len(pairs)))
+    return found
 
 
 def _reached(records: Sequence[RunRecord], target: float, metric: str) -> list[int]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class Job:
     count: int
 
 
-# A context around a run that is made or resumed. It yields None, or a callback of the federation that may also have
-# `on_begin(federation)`.
+# A context around a run that is made or resumed. It yields None, or a callback of the federation, which is told before the run
+# begins: `begin(plan, charges)`, as `ConsoleProgress` is.
 Progress = Callable[[Job], AbstractContextManager[Any]]
 
 
@@ -105,8 +106,10 @@ def _made(job: Job, progress: Progress) -> RunRecord:
         federation.callbacks += [callback] if callback is not None else []
         checkpoint = read_checkpoint(job.run_dir)
         federation.callbacks += asked_for(job.config, job.run_dir, checkpoint.state.round if checkpoint else 0)
-        if hasattr(callback, "on_begin"):
-            callback.on_begin(federation)
+        if hasattr(callback, "begin"):
+            for warning in federation.warnings:
+                print(f"secure-fed: warning: {warning}", file=sys.stderr)
+            callback.begin(federation.assembly.protection.plan, federation.assembly.charges)
         federation.run(job.run_dir, resume=True)
     write_report(job.run_dir)
     record = owned(job.run_dir)

@@ -6,10 +6,10 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from secure_fed.commands.comparison.rows import Charge, Row, Spread, Total, best_only, totals
+from secure_fed.commands.comparison.rows import Charge, Difference, Row, Spread, Total, best_only, differences, totals
 from secure_fed.config import RunConfig
 from secure_fed.learning.tasks.headline import spoken
 from secure_fed.report.formatting import at_most, byte_unit, counted, duration, number, percent, size
@@ -50,13 +50,17 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
     return [
         row.name,
         row.method,
-        *_in_order(rows, [_percents(row.accuracy), common], [_plain(row.metrics.get(name)) for name in measured(rows)]),
+        *_in_order(
+            rows,
+            [_spread(row.accuracy, percent), common],
+            [_spread(row.metrics.get(name)) for name in measured(rows)],
+        ),
         *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
         _reached(row),
         duration(row.seconds),
         _private(row.epsilon_one_run, row.delta_one_run),
         _private(row.epsilon_all_seeds, row.delta_all_seeds),
-        _plain(row.membership_auc),
+        _spread(row.membership_auc),
     ]
 
 
@@ -74,16 +78,10 @@ def _private(epsilon: float | None, delta: float | None) -> str:
     return NOTHING if epsilon is None else f"{at_most(epsilon)} (delta {delta:g})"
 
 
-def _percents(found: Spread | None) -> str:
+def _spread(found: Spread | None, written: Callable[[float], str] = number) -> str:
     if found is None:
         return NOTHING
-    return percent(found.mean) if found.deviation is None else f"{100 * found.mean:.1f} ± {percent(found.deviation)}"
-
-
-def _plain(found: Spread | None) -> str:
-    if found is None:
-        return NOTHING
-    return number(found.mean) if found.deviation is None else f"{number(found.mean)} ± {number(found.deviation)}"
+    return written(found.mean) + ("" if found.deviation is None else f" ± {written(found.deviation)}")
 
 
 def _reached(row: Row) -> str:
@@ -97,11 +95,7 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table in Markdown, with an explanation of its numbers below it."""
     named = heads(rows)
     aligned = ["---", "---", *["---:"] * (len(named) - 2)]
-    lines = [
-        _line(named),
-        _line(aligned),
-        *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows),
-    ]
+    lines = [_line(named), _line(aligned), *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows)]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
 
 
@@ -119,6 +113,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     seeds = rows[0].seeds
     named = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
     spoken = [f"Means over {named}; ± is the sample standard deviation." if len(seeds) > 1 else f"Of one {named[2:]}."]
+    spoken += map(_difference, differences(rows))
     spoken.append(
         "Bytes are summed over all clients of a round, or over the whole run; time is the time of the whole run."
     )
@@ -136,6 +131,17 @@ def notes(rows: Sequence[Row]) -> list[str]:
     return spoken
 
 
+def _difference(found: Difference) -> str:
+    """A difference between two configurations, and whether the seeds show one."""
+    scale, unit = (100, " points") if found.metric == "accuracy" else (1, "")
+    said = f"{found.name} less {found.other}: {spoken(found.metric)} {scale * found.mean:+.3g}{unit}"
+    if found.interval is None:
+        return f"{said}, from one seed: more seeds would tell whether that is chance."
+    low, high = (f"{scale * end:+.3g}" for end in found.interval)
+    shown = "which includes 0: these seeds show no difference" if found.interval[0] <= 0 <= found.interval[1] else ""
+    return f"{said} (95 % interval {low} to {high}{', ' if shown else ''}{shown}), paired over {found.seeds} seeds."
+
+
 def numbers(row: Row) -> dict[str, Any]:
     """The row without its curve and its charges, flat: a spread is two numbers."""
     flat: dict[str, Any] = {}
@@ -146,7 +152,7 @@ def numbers(row: Row) -> dict[str, Any]:
         elif field.name == "metrics":
             for name, spread in row.metrics.items():
                 flat |= _flat(name, spread)
-        elif field.name not in ("curve", "charges", "own_first", "no_better", "held_out", "no_membership"):
+        elif field.name not in ("curve", "scores", "charges", "own_first", "no_better", "held_out", "no_membership"):
             flat[field.name] = list(value) if isinstance(value, tuple) else value
     return flat
 

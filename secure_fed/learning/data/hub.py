@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from secure_fed.activity import activity
 from secure_fed.config import DataConfig
-from secure_fed.errors import ConfigError, DataError, SecureFedError
+from secure_fed.errors import ConfigError, DataError, ModelError, SecureFedError
 from secure_fed.learning.data.on_disk import LONG, Column
 from secure_fed.learning.data.rows import Table
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Classes = tuple[tuple[str, tuple[str, ...]], ...]  # as `Table.classes`
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_PATIENCE = 10.0  # seconds for the Hub's answer
+_PATIENCE = 5.0  # seconds for the Hub's answer
 
 
 def read(
@@ -142,6 +142,26 @@ def _declared(features: Mapping[str, Any], columns: Collection[str]) -> Classes:
         names = getattr(feature, "names", None) or getattr(getattr(feature, "feature", None), "names", None)
         found += [(column, tuple(names))] if names else []
     return tuple(found)
+
+
+@cache
+def require_reachable(model: str, revision: str) -> None:
+    """ModelError, within seconds, for a Hub model that is not in the cache while the Hub cannot be reached."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    with activity(f"asking the Hub for {model}"):
+        try:
+            if constants.HF_HUB_OFFLINE or try_to_load_from_cache(model, "config.json", revision=revision or None):
+                return
+            HfApi().repo_info(model, revision=revision or None, repo_type="model", timeout=_PATIENCE)
+        except (HfHubHTTPError, ValueError):  # an answer, or no name of the Hub: loading says what is wrong with it
+            return
+        except Exception as error:
+            raise ModelError(
+                f"model.name is {model!r}, which is no folder and not in the cache, and the Hub cannot be reached: give a "
+                "folder or builtin/tiny, or go online (HF_HUB_OFFLINE=1 uses the cache alone)"
+            ).about("model.name", model, "a folder, or a model in the cache") from error
 
 
 @cache

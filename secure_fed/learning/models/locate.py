@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import ModelConfig
+from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, ModelError, plainly
 from secure_fed.learning.data import hub
 
 # Exports for PEFT name this path, since AutoPeftModel knows no other name of the built-in model.
 BUILTIN = {"builtin/tiny": Path(__file__).parent / "tiny"}
+
+ENCODER, CHAT = "sentence-transformers/all-MiniLM-L6-v2", "HuggingFaceTB/SmolLM2-135M-Instruct"  # small ones of the Hub
+
+
+def never_saw(name: str, task: str) -> str:
+    """Why a built-in model learns little of a user's texts, and what to set instead."""
+    other = CHAT if task in WRITE else ENCODER
+    return f"{name} was pre-trained on the built-in notes alone: set model.name to a model of the Hub, such as {other}"
 
 
 def locate(name: str) -> str:
@@ -63,5 +72,7 @@ def found(config: ModelConfig) -> tuple[str, dict[str, Any]]:
         ).about("model.revision", config.revision, "left out beside a folder")
     if config.revision:
         hub.commit("model", place, config.revision)
+    if not Path(place).is_absolute():
+        hub.require_reachable(place, config.revision)
     revision = {"revision": config.revision} if config.revision else {}
     return place, {"trust_remote_code": config.trust_remote_code, **revision}

@@ -9,10 +9,11 @@ import json
 from typing import Any, cast
 
 import pytest
+from scipy.stats import ttest_rel
 
 from privacy import accounting
 from privacy.composition import ORDERS
-from secure_fed.commands.comparison.rows import Charge, Row, charge_of, row_of, totals
+from secure_fed.commands.comparison.rows import Charge, Row, charge_of, differences, row_of, totals
 from secure_fed.commands.comparison.tables import (
     as_csv,
     cells,
@@ -128,6 +129,20 @@ def test_a_curve_is_of_the_headline_metric_and_as_long_as_the_shortest_run() -> 
     found = TABLES["entities"][0]
     assert tuple(point.score.mean for point in found.curve) == (0.0, 0.1, 0.5)
     assert ">F1<" in drawn([found])
+
+
+def test_differences_are_paired_over_seeds() -> None:
+    """By scipy's paired test; a noise that both runs of a seed share does not widen the interval."""
+    first, second = (0.2, 0.5, 0.8), (0.3, 0.62, 0.88)
+    rows = [row(*(record([score]) for score in scores), name=str(scores)) for scores in (first, second)]
+    rows.append(row(record([0.5]), record([None], accuracy=None), record([0.5]), name="unmeasured"))
+    (found,) = differences(rows)
+    assert (found.name, found.other, found.seeds) == (str(second), str(first), 3)
+    interval = ttest_rel(second, first).confidence_interval()
+    assert found.interval == pytest.approx((interval.low, interval.high))
+    assert found.mean == pytest.approx(0.1)
+    golden("comparison/differences.txt", "\n".join(note for note in notes(rows) if " less " in note) + "\n")
+    assert [one.interval for one in differences([row(record([0.5])), row(record([0.7]), name="b")])] == [None]
 
 
 def test_names_cannot_break_the_tables() -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import binomtest
 
@@ -17,6 +18,7 @@ from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no_better
 from secure_fed.report.terminal import rows
 from tests.cells import every
+from tests.golden import said
 
 
 def test_the_share_of_the_commonest_label_and_the_sentence() -> None:
@@ -72,9 +74,22 @@ def test_a_run_that_learned_nothing_says_so() -> None:
     assert result["commonest"] == {"share": max(map(labels.count, labels)) / 60, "of": 60}
     shown = dict(rows(result))
     assert f"; share of the commonest label: {100 * result['commonest']['share']:.1f} %" in shown["accuracy"]
-    assert "no better than always" in shown["  no better"]
-    better = dict(rows({**result, "accuracy": 0.99}))
-    assert "  no better" not in better
+    assert shown["  no learning"] == result["no_learning"]
+    said(result["no_learning"], hide=r"\d+\.\d%")
+
+
+@pytest.mark.parametrize(("rate", "learns"), [(1e-9, False), (0.03, True)])
+def test_without_labels_to_count_the_loss_is_compared_with_the_start(rate: float, learns: bool, tmp_path: Path) -> None:
+    """And a model that never saw such texts is the first reason, of which the user is warned before training."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 7}) + "\n" for n in range(40)), "utf-8")
+    settings = [f"data.train={file}", f"data.test={file}", "data.task=regression", f"training.lr={rate}"]
+    federation = Federation(RunConfig().override([*settings, "federation.clients=2", "federation.rounds=1"]))
+    assert sum("was pre-trained on the built-in notes alone" in warning for warning in federation.warnings) == 1
+    sentence = federation.run().summary["no_learning"]
+    assert (sentence is None) == learns
+    if sentence:
+        said(sentence, hide=r"\d+\.\d+")
 
 
 def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> None:
@@ -86,3 +101,5 @@ def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> Non
     assert configured(held_out).commonest is not None
     assert configured(held_out.override(private)).commonest is None
     assert configured(held_out.override([*private, f"data.test={file}"])).commonest == Commonest(0.5, 40)
+    nothing = ["privacy.epsilon=0.01", "privacy.even_if_hopeless=true", "training.steps=1"]
+    assert Federation(held_out.override([*private, *nothing])).run().summary["no_learning"] is None
