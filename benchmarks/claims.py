@@ -33,7 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 from claims_made import CLAIMS, SIZES, Claim, Scale
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 
 from secure_fed import Federation
 from secure_fed.config import RunConfig
@@ -41,7 +41,7 @@ from secure_fed.methods import card
 
 COLUMNS = ("text", "label", "language")
 WIDTH = 384  # of all-MiniLM-L6-v2
-STORED = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "claims.md"
 Run = dict[str, Any]
 
 
@@ -113,6 +113,13 @@ def finished(out: Path) -> dict[Cell, Run]:
     return {Cell(**{name: run[name] for name in Cell._fields if name in run}): run for run in lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    import claims_report
+
+    return {"claims": claims_report.tables(list(finished(out).values()), SIZES)}
+
+
 def kept(out: Path, line: Run) -> None:
     keep(out, line)
     print(f"{line['claim']:8} {line['arm']:22} seed {line['seed']}  {line['accuracy']:.3f}", end="  ")
@@ -173,9 +180,7 @@ def main() -> None:
     if given.data:
         run_all(given)
     if given.docs:
-        from claims_report import tables
-
-        put(given.docs / "claims.md", "claims", tables(list(finished(given.out).values()), SIZES))
+        fill(given.docs / PAGE, tables(given.out))
 
 
 if __name__ == "__main__":

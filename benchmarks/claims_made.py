@@ -167,35 +167,29 @@ _THREE = "the three silos are not i.i.d., and LoRA has rank 8 (2 in the paper)"
 _CONTEXT = "the paper's C2A trains on batches and predicts single texts here"
 _ADAPTER = "the adapter hardly learns at its rate"
 _BEST = "true of any numbers"
-_WEIGHTS = "All updates have the same weight here; in the paper they are weighted by the clients' numbers of examples."
-TERMS = {  # how these experiments differ from each paper's, beside model, data and length of training
-    "federa": f"""\
-FedLR's scale alpha / r is 2, and FeDeRA's is 1; in the paper both are 1. The rank is 8, and 32 there. {_WEIGHTS}""",
-    "fedara": f"""\
-The paper searches each method's learning rate. Here FedARA has LoRA's, 0.0033, which was its default when these runs were
-made. It needs a higher one in short training, since its diagonal starts at zero between factors of 0.02
-([learning_rates.md](learning_rates.md#fedara-and-svd_adaptation-need-larger-steps)). Query and value are adapted here, and
-six matrices of a layer in the paper. Ranks fall until four rounds before the end in the reduced and longer runs, and until
-the middle in the paper. Here a pruned rank stops training at once; in the paper it trains on until its whole module is
-pruned. {_WEIGHTS}""",
+TERMS = {  # how these experiments differ from each paper's, beside model, data, length of training and weights of updates
+    "federa": "FedLR's scale alpha / r is 2 here and 1 in the paper, FeDeRA's 1 in both. The rank is 8, and 32 there.",
+    "fedara": """\
+The paper searches each method's learning rate. FedARA has LoRA's here, 0.0033, its default at that time, and needs a higher one
+in short training, since its diagonal starts at zero
+([learning_rates.md](learning_rates.md#fedara-and-svd_adaptation-need-larger-steps)). Query and value are adapted, in the paper
+six matrices of a layer. Ranks fall until four rounds before the end (full runs apart), in the paper until the middle. A pruned
+rank stops training at once, in the paper with its whole module.""",
     "fedtt": """\
-In the paper every silo takes part in every round with 20 local updates, the three silos have i.i.d. data, and LoRA of rank
-2 trains 68 K numbers beside FedTT+'s 27 K. Here ten silos of 20 or 50 take part with eight local updates (four in the
-reduced runs; three silos make three times as many), the silos' labels differ in every federation (Dirichlet 1), and LoRA of
-rank 8 trains eleven times as many numbers as FedTT+.""",
-    "c2a": f"""\
-The paper's C2A makes an adapter from a batch's context. It trains so here, but predicts from the context of single texts,
-while the authors' code predicts from batches, with uniform class shares. At beta 5 it ends at 83.6 and 83.8 if it predicts
-from eight texts at once (seeds 0 and 1; [methods.md](methods.md)). Class shares are those of the client, as in the authors'
-code; in the paper's equation 3 they are those of a batch. {_WEIGHTS}""",
-    "languages": f"""\
-The paper's model was trained on many languages, MiniLM on English. The paper's C2A trains on batches and predicts single
-texts, as in the claim `c2a`. {_WEIGHTS}""",
+In the paper every silo takes part in every round with 20 local updates, the three silos are i.i.d., and LoRA of rank 2 trains
+68 K numbers beside FedTT+'s 27 K. Here ten silos of 20 or 50 take part with eight local updates (four in the reduced runs;
+three silos make three times as many), labels differ between silos (Dirichlet 1), and LoRA of rank 8 trains eleven times as
+many numbers as FedTT+.""",
+    "c2a": """\
+The paper's C2A makes an adapter from a batch's context. It trains so here, but predicts from single texts, while the authors'
+code predicts from batches, with uniform class shares: at beta 5 it ends at 83.6 and 83.8 if it predicts from eight texts at
+once (seeds 0 and 1; [methods.md](methods.md)). Class shares are the client's, as in the authors' code; in the paper's equation
+3 a batch's.""",
+    "languages": "The paper's model was trained on many languages, MiniLM on English. C2A predicts single texts, as in `c2a`.",
     "fra": """\
-FRA keeps the best approximation of rank r of the mean change (Eckart and Young), so its error is below that of averaged
-factors for any numbers. The paper claims an error an order of magnitude lower (figure 7, MNLI with unequal labels); here it
-is lower by a factor of 1.6 to 2.1 in every run. The final accuracy of FRA beside FFA, and either of them under privacy, are
-not compared here.""",
+FRA keeps the best approximation of rank r of the mean change (Eckart and Young), so its error is below that of averaged factors
+for any numbers. The paper claims an order of magnitude (figure 7, MNLI with unequal labels); here it is a factor of 1.6 to 2.1
+in every run. The final accuracy of FRA beside FFA, and either under privacy, are not compared.""",
 }
 C2A = {
     "c2a": _method("c2a", context="batch", class_shares="client"),  # as in the paper

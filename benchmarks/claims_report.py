@@ -43,7 +43,7 @@ def tables(runs: Sequence[Run], sizes: Mapping[str, Scale]) -> str:
     parts = [_short(made)]
     for claim in CLAIMS:
         parts += [f"## {claim.name}\n\n{claim.says} {claim.paper}."]
-        parts += [f"**Other terms than the paper's**, beside model, data and length of training. {TERMS[claim.name]}"]
+        parts += [f"**Other terms than the paper's.** {TERMS[claim.name]}"]
         for size in sizes:
             arms = made[claim.name, size]
             if arms.runs:

@@ -30,7 +30,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from language_model_cost import Bench, padded, peft_model
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 from torch.optim.lr_scheduler import LinearLR
 from transformers import AutoModelForCausalLM
 
@@ -43,7 +43,7 @@ from secure_fed.methods import METHODS, card
 LONGEST, TESTED, STEPS, BATCH, WIDTH = 112, 24, 4, 2, 576
 MAIN, PEER, BEFORE = ("fedlora", "ffa_lora", "fra_lora", "federa", "fedara"), "LoRA (PEFT)", "before"
 GRID = tuple(round(card("fedlora").lr_of(WIDTH) * 3.0**power, 9) for power in (-2, -1, 0, 1, 2))
-STORED = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "learning_rates.md"
 
 
 class Cell(NamedTuple):
@@ -140,6 +140,11 @@ def stored(out: Path) -> dict[Cell, float]:
     return {Cell(*(run[name] for name in Cell._fields)): run["perplexity"] for run in lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"decoder rates": table(stored(out))}
+
+
 def table(runs: Mapping[Cell, float]) -> str:
     """Perplexities after training: a row for each method and length, a column for each rate; the default's is in bold type."""
     rates = sorted({cell.rate for cell in runs if cell.rate})
@@ -198,10 +203,10 @@ def main() -> None:
                 took = time.perf_counter() - started
                 keep(given.out, cell._asdict() | {"perplexity": after, "seconds": took})
                 print(*cell, f"{after:.3f}, {took:.0f} s", flush=True)
-    text = table(stored(given.out))
-    print(text)
+    made = tables(given.out)
+    print(*made.values())
     if given.docs:
-        put(given.docs / "learning_rates.md", "decoder rates", text)
+        fill(given.docs / PAGE, made)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The exposure of planted secrets in a federation's language model, by round and by client, with and without privacy.
 
-    python benchmarks/exposure.py FOLDER [--seeds 3] [--quick] [--out exposure.jsonl] [--docs docs]
+    python benchmarks/exposure.py FOLDER [--seeds 3] [--quick] [--out exposure.jsonl]
+    python benchmarks/exposure.py --docs docs                                      table and picture, from stored runs
 
 FOLDER: train.jsonl.gz (or .jsonl) of `text` and `book`. Half of the books count as public: a byte-pair tokenizer and a GPT-2 of
 two layers are trained on them. Each of four clients has 50 passages of the other books and four canaries, sentences with a name
@@ -32,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 from exposure_report import drawn, table
-from runs_file import keep, lines, put, put_picture
+from runs_file import fill, keep, lines, put_picture
 from timing import machine
 
 from attacks.extraction.exposure import Planted, Template, exposures
@@ -48,6 +49,7 @@ CANARIES, PASSAGES, LENGTH = 4, 50, 32  # a client's; tokens of a passage
 ROUNDS, EVERY = 9, 3
 TEMPLATE = Template("The number of {name} is {secret}.", 2)
 END = "<end>"
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "extraction.md"
 Run = dict[str, Any]
 
 
@@ -183,18 +185,23 @@ def finished(out: Path) -> dict[tuple[float | None, int], Run]:
     return {(run["target"], run["seed"]): run for run in lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"exposure": table(list(finished(out).values()), REPEATS, CANARIES)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="three rounds on a model that has hardly read anything")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--docs", type=Path, help="write exposure.png there, and the table into extraction.md")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
     torch.set_num_threads(1)
     rounds, steps = (EVERY, 20) if given.quick else (ROUNDS, 600)
-    for seed in range(given.seeds):
+    for seed in range(given.seeds) if given.folder else ():
         for epsilon in EPSILONS:
             if (epsilon, seed) in finished(given.out):
                 continue
@@ -205,10 +212,10 @@ def main() -> None:
             mean = statistics.mean(line["rounds"][-1]["exposures"])
             print(epsilon, seed, f"{mean:.2f} bits in {line['seconds']:.0f} s", file=sys.stderr, flush=True)
     runs = list(finished(given.out).values())
-    shown = table(runs, REPEATS, CANARIES)
-    print(f"{machine('torch')}\n\n{shown}")
+    made = tables(given.out)
+    print(machine("torch"), *made.values(), sep="\n\n")
     if given.docs:
-        put(given.docs / "extraction.md", "exposure", shown)
+        fill(given.docs / PAGE, made)
         put_picture(given.docs / "exposure.png", drawn(runs, REPEATS, CANARIES))
 
 

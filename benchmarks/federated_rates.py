@@ -23,14 +23,14 @@ from typing import NamedTuple
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from runs_file import Runs, accuracies, put
+from runs_file import Runs, accuracies, fill
 
 from secure_fed import Federation, RunConfig
 from secure_fed.methods import METHODS, card
 
 WIDTH, STEP = 128, 3.0  # of the built-in model; from one rate to the next
 STEPS = 140  # local steps: seven batches of a client's 100 notes in each of 20 rounds
-STORED = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "methods.md"
 
 
 class Cell(NamedTuple):
@@ -72,6 +72,11 @@ def climbed(method: str, seed: int, accuracy: Runs[Cell]) -> None:
             return
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"federated rates": table(accuracies(Cell, out))}
+
+
 def table(found: Mapping[Cell, float]) -> str:
     """Accuracy at each tried rate, the mean over seeds; the default rate is in bold type."""
     rates = sorted({cell.rate for cell in found})
@@ -97,10 +102,10 @@ def main() -> None:
     accuracy = Runs(Cell, given.out, made, again=False)
     for seed, method in () if given.docs else itertools.product(range(given.seeds), given.methods):
         climbed(method, seed, accuracy)
-    text = table(accuracies(Cell, given.out))
-    print(text)
+    rows = tables(given.out)
+    print(*rows.values())
     if given.docs:
-        put(given.docs / "methods.md", "federated rates", text)
+        fill(given.docs / PAGE, rows)
 
 
 if __name__ == "__main__":

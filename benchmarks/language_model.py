@@ -47,6 +47,7 @@ SILOS, EACH, TESTS, ROUNDS, DELTA = 10, 800, 1000, 5, 1e-5
 STEPS, WIDTH, LAYERS = 1500, 96, 3  # of the public model
 COPIES = (1, 8)  # copies of a silo's canary, alternating
 METHODS, EPSILONS = ("fedlora", "ffa_lora", "bitfit"), (math.inf, 8.0, 1.0)
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "extraction.md"
 Run = dict[str, Any]
 
 
@@ -117,6 +118,11 @@ def stored(out: Path) -> dict[tuple[str, str, int], Run]:
     return {(run["method"], run["target"], run["seed"]): run for run in runs_file.lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"language model": table(list(stored(out).values()))}
+
+
 def table(runs: list[Run]) -> str:
     """Means over seeds and their standard deviation."""
     heads = ["method", "epsilon", "seeds", "perplexity before", "after", *(f"exposure, {one} x" for one in COPIES)]
@@ -142,7 +148,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--docs", type=Path, help="write the table into extraction.md there")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -159,10 +165,10 @@ def main() -> None:
                 f"{line['seconds']:.0f} s",
                 flush=True,
             )
-    text = table(list(stored(given.out).values()))
-    print(text)
+    made = tables(given.out)
+    print(*made.values())
     if given.docs:
-        runs_file.put(given.docs / "extraction.md", "language model", text)
+        runs_file.fill(given.docs / PAGE, made)
 
 
 if __name__ == "__main__":

@@ -51,10 +51,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples" / "chat"))
 import clinics
 import numpy as np
 from language_models_page import page
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 from timing import machine
 
-STORED = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "language_models.md"
 HOWS = ("search", "pooled", "alone", "silos", "noise", "clients")
 DATA, METHODS, EPSILONS = ("dialogues", "gsm8k"), ("fedlora", "ffa_lora", "federa", "fra_lora"), (math.inf, 8.0, 3.0)
 SILOS, BATCH = 8, 8
@@ -306,6 +306,11 @@ def checked(rows: Sequence[dict[str, Any]], tokenizer: Any, model: Any) -> list[
     return [clinics.is_right(row, tokenizer.decode(ids)) for row, ids in zip(rows, said, strict=True)]
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"measured": page(lines(out))}
+
+
 def _made(cell: Cell, model: str, gsm: Path, out: Path) -> None:
     keep(out, cell.named | figures(cell, model, gsm, out))
 
@@ -345,7 +350,7 @@ def main() -> None:
         if one.exitcode:
             raise SystemExit(f"{cell} ended with exit status {one.exitcode}")
     if given.docs:
-        put(given.docs / "language_models.md", "measured", page(lines(given.out)))
+        fill(given.docs / PAGE, tables(given.out))
 
 
 if __name__ == "__main__":

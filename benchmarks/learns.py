@@ -36,13 +36,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from learns_tasks import FORMER, LATER, MEAN, PEERS, SAME, SEARCHED, TEXTS, commonest, cut, defaults, ours, peer
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 
 from secure_fed.methods import METHODS
 
 GRID = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
 FIRST = {"fedft": 3e-4, "full training": 3e-4, "prompt_tuning": 3e-2, "ia3": 1e-2}  # where searches start, else START
 START = 3e-3
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "learning_rates.md"
 Run = dict[str, Any]
 KEY = ("steps", "falls", "head", "data", "method", "rate", "seed", "set")
 Tried = Callable[[str, float, int], float]  # the accuracy on a data set, at a rate, with a seed
@@ -52,6 +53,13 @@ def finished(out: Path) -> dict[tuple[Any, ...], Run]:
     """The runs in the file; of repeated runs the last. Early runs lack fields: one rate for all, default sizes."""
     runs = [{"head": 1.0, "set": ""} | run for run in lines(out)]
     return {tuple(run[name] for name in KEY): run for run in runs}
+
+
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    import learns_page
+
+    return {"learning rates": learns_page.tables(list(finished(out).values()), of_all, best_on)}
 
 
 def way(given: argparse.Namespace, method: str) -> tuple[str, float]:
@@ -206,7 +214,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, help="these alone, in place of the search")
     parser.add_argument("--part", default="0/1", help="i/n: every n-th of the methods, for processes side by side")
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "learns_cache")
     parser.add_argument("--docs", type=Path, help="fill the tables of learning_rates.md there")
     parser.add_argument("--finer", action="store_true", help="try the rates beside the best one of each data set")
@@ -217,10 +225,7 @@ def main() -> None:
         made = cells if given.rates else repeated if given.repeats else refined if given.finer else searched
         made(given, given.methods[part::parts])
     if given.docs:
-        from learns_page import tables
-
-        found = tables(list(finished(given.out).values()), of_all, best_on)
-        put(given.docs / "learning_rates.md", "learning rates", found)
+        fill(given.docs / PAGE, tables(given.out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Attacks of a lying server against a client's defences: the matrix of docs/lying_servers.md.
 
-    python benchmarks/lying_servers.py [--trials 20] [--quick] [--out lying_servers.jsonl] [--docs docs/lying_servers.md]
+    python benchmarks/lying_servers.py [--trials 20] [--quick] [--out lying_servers.jsonl]
+    python benchmarks/lying_servers.py --docs docs                                     the table, from stored runs
 
 Forty clients of eight notes (builtin/notes) fine-tune builtin/tiny by FedLoRA for 20 rounds; the server lies in the second.
 A cell is the share of trials in which an attack succeeds. A membership cell counts recognised members, with false alarms beside
@@ -11,7 +12,6 @@ seeds decide the texts, and noise comes from the operating system.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -23,6 +23,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
+from runs_file import fill, keep, lines
 from timing import machine
 
 from attacks.adversary.lying_server import LyingServer
@@ -43,7 +44,7 @@ PRIVATE = ("privacy.epsilon=8", "evaluation.dummies=0")
 CLIENT = (*PRIVATE, "privacy.unit=client", "federation.sampling=poisson", "privacy.clip_norm=0.5", *AS_IT_IS)
 MASKS = ("secure_aggregation.enabled=true",)
 EACH, SEED = 8, 0
-MARKS = "<!-- measured: begin -->", "<!-- measured: end -->"
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "lying_servers.md"
 
 
 @dataclass(frozen=True)
@@ -114,27 +115,31 @@ def wanted(quick: bool) -> Iterator[tuple[str, str]]:
 
 
 def finished(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
-    return {(one["row"], one["column"]): one for one in map(json.loads, lines)}
+    return {(one["row"], one["column"]): one for one in lines(out)}
+
+
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"measured": table(finished(out))}
 
 
 def table(cells: dict[tuple[str, str], dict[str, Any]]) -> str:
     head = ["attack", "a guess", *(defence.title for defence in DEFENCES.values())]
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    rows = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     for row in ROWS:
         own = {column: cells[row, column] for column in DEFENCES if (row, column) in cells}
         if own:
             said = [_said(own.get(column)) for column in DEFENCES]
-            lines.append(f"| {row} | {_guesses(list(own.values()))} | {' | '.join(said)} |")
+            rows.append(f"| {row} | {_guesses(list(own.values()))} | {' | '.join(said)} |")
     alarms = [one for one in cells.values() if one["quiet"]]
     false, of = sum(one["false_alarms"] for one in alarms), sum(one["quiet"] for one in alarms)
     what = {one["machine"] for one in cells.values()}
-    lines += [
+    rows += [
         "",
         f"False alarms of all membership verdicts: {false} of {of} clients without the text, at a level of 5 %.",
     ]
     seconds = sum(one["seconds"] for one in cells.values())
-    return "\n".join([*lines, "", f"{seconds / 60:.0f} minutes on {'; '.join(sorted(what))}."])
+    return "\n".join([*rows, "", f"{seconds / 60:.0f} minutes on {'; '.join(sorted(what))}."])
 
 
 def _said(one: dict[str, Any] | None) -> str:
@@ -157,23 +162,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="six cells of six trials, printed alone")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
-    parser.add_argument("--docs", type=Path, default=Path(__file__).parents[1] / "docs/lying_servers.md")
+    parser.add_argument("--out", type=Path, default=STORED)
+    parser.add_argument("--docs", type=Path, help="write the table into lying_servers.md there, and run nothing")
     chosen = parser.parse_args()
     cells = {} if chosen.quick else finished(chosen.out)
-    for row, column in wanted(chosen.quick):
+    for row, column in () if chosen.docs else wanted(chosen.quick):
         if (row, column) not in cells:
             one = cells[row, column] = cell(row, column, 6 if chosen.quick else chosen.trials)
             print(f"{row:>24} | {column:<12} {_said(one):<22} {one['seconds']:.0f} s", flush=True)
             if not chosen.quick:
-                with chosen.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(one) + "\n")
-    made = table(cells)
-    print(made)
-    if not chosen.quick:
-        page = chosen.docs.read_text(encoding="utf-8")
-        before, after = page.split(MARKS[0])[0], page.split(MARKS[1])[1]
-        chosen.docs.write_text(f"{before}{MARKS[0]}\n{made}\n{MARKS[1]}{after}", encoding="utf-8")
+                keep(chosen.out, one)
+    print(table(cells))
+    if chosen.docs:
+        fill(chosen.docs / PAGE, tables(chosen.out))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 from timing import machine
 
 from secure_fed import Federation, RunConfig
@@ -218,7 +218,7 @@ def main() -> None:
         simulate(given)
         return
     if given.docs:
-        put(given.docs / "many_nodes.md", "measured", page(lines(given.out)))
+        fill(given.docs / "many_nodes.md", {"measured": page(lines(given.out))})
         return
     for nodes in given.nodes:
         for mode in given.modes:

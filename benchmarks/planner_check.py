@@ -19,10 +19,10 @@ import sys
 from pathlib import Path
 
 from promises import EPSILONS
+from runs_file import fill, lines
 
 HERE = Path(__file__).parent
 PLANS = {"notes": (5000, 250, 23_688), "sst2": (2000, 100, 6144)}  # clients, cohort, numbers sent
-MARKS = "<!-- planner: begin -->", "<!-- planner: end -->"
 
 
 def recommended(data: str, epsilon: float) -> str:
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=Path)
     given = parser.parse_args()
-    runs = [json.loads(line) for line in (HERE / "promises.jsonl").read_text(encoding="utf-8").splitlines()]
+    runs = lines(HERE / "promises.jsonl")
     rows = ["| data | epsilon | recommended | ahead of the other | |", "|---|---:|---|---:|---|"]
     verdicts = []
     for data in PLANS:
@@ -76,10 +76,7 @@ def main() -> None:
     )
     print(shown)
     if given.docs:
-        place = given.docs / "recipes.md"
-        text = place.read_text(encoding="utf-8")
-        before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
-        place.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}", encoding="utf-8")
+        fill(given.docs / "recipes.md", {"planner": shown})
 
 
 if __name__ == "__main__":

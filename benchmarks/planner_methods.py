@@ -99,7 +99,7 @@ def main() -> None:
     shown = table(list(cells(given.out)))
     print(shown)
     if given.docs:
-        runs_file.put(given.docs / "private_utility.md", "planner, methods", shown)
+        runs_file.fill(given.docs / "private_utility.md", {"planner, methods": shown})
 
 
 if __name__ == "__main__":

@@ -51,12 +51,14 @@ from private_clients_cells import (
     Cell,
     settings,
 )
-from private_clients_page import put
+from private_clients_page import page
 from private_silos import Head, collate, featured, padded
-from runs_file import Runs
+from runs_file import Runs, fill
 from torch import nn
 
 from secure_fed import Federation, RunConfig
+
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "private_utility.md"
 
 
 class Task:
@@ -94,6 +96,11 @@ class Task:
         return float(result.records[-1]["accuracy"])
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"measured": page(out)}
+
+
 def best_clip(accuracy: Runs[Cell], head: str, method: str) -> float:
     """The best clip norm in the small federation, where noise is largest, with the public order and independent noise."""
     return max(CLIPS[head], key=lambda clip: accuracy(Cell("small", head, "schedule", method, SEARCHED, clip, -1)))
@@ -129,7 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--local", action="store_true", help="search the local steps and their rate, too")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "last_layer_cache")
     parser.add_argument(
         "--docs", type=Path, help="write the tables of private_utility.md there, from all that --out holds"
@@ -145,7 +152,7 @@ def main() -> None:
         make = lambda cell: (task().accuracy(cell), task().commonest)  # noqa: E731
         run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
-        put(given.docs / "private_utility.md", given.out)
+        fill(given.docs / PAGE, tables(given.out))
 
 
 if __name__ == "__main__":

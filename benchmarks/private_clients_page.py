@@ -27,14 +27,8 @@ from private_silos_page import named, paired, shown, table
 Found = Mapping[Cell, float]
 
 
-def put(place: Path, out: Path) -> None:
-    common = runs_file.lines(out)[0]["commonest"]
-    found = runs_file.accuracies(Cell, out)
-    text = f"\nThe commonest label has {100 * common:.1f} % of the test texts.\n{_page(found)}"
-    runs_file.put(place, "measured", text)
-
-
-def _page(found: Found) -> str:
+def page(out: Path) -> str:
+    common, found = runs_file.lines(out)[0]["commonest"], runs_file.accuracies(Cell, out)
     parts = {
         "By epsilon": _by_epsilon(found),
         "By size": _by_size(found),
@@ -43,7 +37,8 @@ def _page(found: Found) -> str:
         "By local steps": _by_steps(found),
         "The search, on other texts": _search(found),
     }
-    return "".join(f"\n### {title}\n\n{rows}\n" for title, rows in parts.items() if rows.count("\n") > 1)
+    shown = "".join(f"\n### {title}\n\n{rows}\n" for title, rows in parts.items() if rows.count("\n") > 1)
+    return f"\nThe commonest label has {100 * common:.1f} % of the test texts.\n{shown}"
 
 
 def _seeds(

@@ -58,6 +58,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 WITHOUT_MOMENTUM = ("rolora", "fedsvd", "fedask", "fedpower")
 EPSILONS, NOISES, LENGTHS, CLIP_NORM = (8.0, 3.0, 1.0), ("independent", "correlated"), (1.6, 0.8, 0.4, 0.2), 3.1
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "private_utility.md"
 OPEN = 0.0  # stands for a length that the settings leave open
 SEARCHED_ON = 100  # a seed outside the tables
 LAST, ROUNDS, CLIENTS, EACH, DELTA = 5, 20, 5_000, 5, 1e-5
@@ -172,6 +173,13 @@ def seeds(found: Found, at: At, averaged: int, of: float | None = None) -> list[
     return [value for each, value in found.items() if each._replace(seed=0) == sought and each.seed != SEARCHED_ON]
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    found = runs_file.accuracies(Cell, out)
+    made = {"notes": table(found, LAST), "notes, last": table(found, 1), "notes, searched": searches(found)}
+    return made | {"notes, cohorts": cohorts(found), "notes, open": left_open(found)}
+
+
 def table(found: Found, averaged: int) -> str:
     """Mean accuracy and its standard deviation over seeds."""
     columns = list(itertools.product(EPSILONS, NOISES))
@@ -246,7 +254,7 @@ def main() -> None:
     steps = parser.add_mutually_exclusive_group()
     steps.add_argument("--search", action="store_true", help="try the lengths of the server's steps first")
     steps.add_argument("--open", action="store_true", help="leave the steps of clients and server open")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--docs", type=Path, help="write the tables into private_utility.md there, and run nothing")
     given = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -256,12 +264,10 @@ def main() -> None:
             searched(given.out, at)
         best = OPEN if given.open else length(runs_file.accuracies(Cell, given.out), at)
         run(given.out, _cell(at, best, seed))
-    found = runs_file.accuracies(Cell, given.out)
-    tables = {"notes": table(found, LAST), "notes, last": table(found, 1), "notes, searched": searches(found)}
-    tables |= {"notes, cohorts": cohorts(found), "notes, open": left_open(found)}
-    print("\n\n".join(tables.values()))
-    for name, text in tables.items() if given.docs else ():
-        runs_file.put(given.docs / "private_utility.md", name, text)
+    made = tables(given.out)
+    print("\n\n".join(made.values()))
+    if given.docs:
+        runs_file.fill(given.docs / PAGE, made)
 
 
 if __name__ == "__main__":

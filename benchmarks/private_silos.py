@@ -34,13 +34,14 @@ import numpy as np
 import torch
 from last_layer import SCALES, Item, Top, prepared, pretrained, zero_shot
 from private_silos_cells import EACH, EPSILONS, HEADS, METHODS, SEARCHED, SILOS, Cell, rates, settings
-from private_silos_page import put
-from runs_file import Runs, accuracies, lines
+from private_silos_page import page
+from runs_file import Runs, accuracies, fill, lines
 from torch import Tensor, nn
 from torch.nn import functional
 
 from secure_fed import Federation, RunConfig
 
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "private_silos.md"
 _TO = 8  # widths of texts are multiples
 
 
@@ -130,6 +131,11 @@ def commonest(out: Path) -> dict[str, float]:
     return {run["data"]: run["commonest"] for run in lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"measured": page(accuracies(Cell, out), commonest(out))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, nargs="?")
@@ -140,7 +146,7 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "last_layer_cache")
     parser.add_argument(
         "--docs", type=Path, help="write the tables of private_silos.md there, from all that --out holds"
@@ -152,7 +158,7 @@ def main() -> None:
         make = lambda cell: (task(cell.data).accuracy(cell), task(cell.data).commonest)  # noqa: E731
         run_all(given, Runs(Cell, given.out, make, again=given.again))
     if given.docs:
-        put(given.docs / "private_silos.md", accuracies(Cell, given.out), commonest(given.out))
+        fill(given.docs / PAGE, tables(given.out))
 
 
 def run_all(given: argparse.Namespace, accuracy: Runs[Cell]) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
-import runs_file
 from last_layer import SCALES
 from private_silos_cells import EPSILONS, HEADS, METHODS, SEARCHED, Cell, rates
 from scipy import stats
 
 Found = Mapping[Cell, float]
-
-
-def put(place: Path, found: Found, commonest: Mapping[str, float]) -> None:
-    runs_file.put(place, "measured", page(found, commonest))
+_SHOWN = {"head alone": "classification layer alone"}  # a name in stored runs
 
 
 def page(found: Found, commonest: Mapping[str, float]) -> str:
@@ -115,7 +110,7 @@ def shown(found: Iterable[float]) -> str:
 
 
 def named(method: str) -> str:
-    return method if " " in method else f"`{method}`"
+    return _SHOWN.get(method, method if " " in method else f"`{method}`")
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:

@@ -33,7 +33,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from decoder_rates import Texts
 from language_model_cost import padded
-from runs_file import keep, lines, put
+from runs_file import fill, keep, lines
 from torch import nn
 
 from privacy.entropy import SeededEntropy
@@ -62,6 +62,9 @@ UNITS: dict[str, dict[str, Any]] = {
     "client": {"unit": "client", "noise_multiplier": 0.1, "delta": 1e-3},
     "example": {"unit": "example", "noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3},
 }
+
+
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "base_models.md"
 
 
 class Cell(NamedTuple):
@@ -110,6 +113,11 @@ def stored(out: Path) -> dict[Cell, float]:
     return {Cell(*(run[name] for name in Cell._fields)): run["perplexity"] for run in lines(out)}
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"quantised perplexity": table(stored(out))}
+
+
 def table(found: Mapping[Cell, float]) -> str:
     """Perplexities of the 4-bit base, and of the full base behind them."""
     shown = [["family", "method", *UNITS], ["---"] * (2 + len(UNITS))]
@@ -134,7 +142,7 @@ def main() -> None:
     parser.add_argument("test", type=Path, nargs="?")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--docs", type=Path, help="write the table into base_models.md there")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -150,10 +158,10 @@ def main() -> None:
                 took = time.perf_counter() - started
                 keep(given.out, cell._asdict() | {"perplexity": perplexity, "seconds": took})
                 print(*cell, f"{perplexity:.3f}, {took:.0f} s", flush=True)
-    text = table(stored(given.out))
-    print(text)
+    rows = tables(given.out)
+    print(*rows.values())
     if given.docs:
-        put(given.docs / "base_models.md", "quantised perplexity", text)
+        fill(given.docs / PAGE, rows)
 
 
 if __name__ == "__main__":

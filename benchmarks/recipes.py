@@ -40,8 +40,7 @@ import numpy as np
 import torch
 from claims import encoder
 from last_layer import SCALES
-from runs_file import Runs, accuracies, put
-from timing import machine
+from runs_file import Runs, accuracies, fill
 
 from secure_fed import Federation, RunConfig
 
@@ -72,6 +71,7 @@ WHERE = {
     "questions": Where(5, 1_000, "example", {"rounds": 20}, "trec", 24),
 }
 POOLINGS, EPSILONS, NONE = ("mean", "described", "fixed", "model"), (math.inf, 8.0, 3.0, 1.0), 0.001
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "recipes.md"
 READS = {
     "mean": "the mean over tokens",
     "described": "the mean, starting from descriptions",
@@ -127,6 +127,13 @@ def files(data: Path, cache: Path, where: str, seed: int) -> dict[str, str]:
     return found
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    found = accuracies(Cell, out)
+    made_in = [where for where in WHERE if any(cell.where == where for cell in found)]
+    return {"recipes": "\n\n".join(f"{where}:\n\n{table(found, where)}" for where in made_in)}
+
+
 def table(found: dict[Cell, float], where: str) -> str:
     """Mean accuracy and its standard deviation over seeds."""
     head = ["method", "the head reads", *(f"epsilon {epsilon:g}" for epsilon in EPSILONS)]
@@ -158,7 +165,7 @@ def main() -> None:
     parser.add_argument("--epsilons", nargs="+", type=float, choices=EPSILONS, default=[8.0, 1.0])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="make runs again that are there")
-    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".jsonl"))
+    parser.add_argument("--out", type=Path, default=STORED)
     parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "recipes_cache")
     parser.add_argument("--docs", type=Path, help="write the table there")
     given = parser.parse_args()
@@ -177,10 +184,7 @@ def main() -> None:
         ):
             run(cell)
     if given.docs:
-        found = accuracies(Cell, given.out)
-        made_in = [where for where in WHERE if any(cell.where == where for cell in found)]
-        parts = [f"{where}:\n\n{table(found, where)}" for where in made_in]
-        put(given.docs / "recipes.md", "recipes", "\n\n".join([*parts, machine("torch")]))
+        fill(given.docs / PAGE, tables(given.out))
 
 
 if __name__ == "__main__":

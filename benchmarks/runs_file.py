@@ -6,7 +6,7 @@ import fcntl
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -26,17 +26,39 @@ def keep(out: Path, run: dict[str, Any]) -> None:
         file.write(json.dumps(run) + "\n")
 
 
-def put(place: Path, name: str, text: str) -> None:
-    """Write the text between the marks of that name in a page; the rest of the page stays.
+def fill(place: Path, tables: Mapping[str, str]) -> None:
+    """Write each table between the marks of its name in a page; the rest of the page stays.
 
-    Raises ValueError if the page has no such marks, and leaves it as it was.
+    Raises ValueError if the page lacks the marks of a table, and leaves it as it was.
     """
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     page = place.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        before, _, after = _around(place, page, name)
+        page = f"{before}\n{table}\n{after}"
+    place.write_text(page, encoding="utf-8")
+
+
+def stale(docs: Path, script: Any) -> list[str]:
+    """A sentence for each table in the folder `docs` that differs from the one made of the script's stored runs.
+
+    script: a module with PAGE, the name of a page, and tables(), the page's tables by name.
+    """
+    page = (docs / script.PAGE).read_text(encoding="utf-8")
+    return [
+        f"{script.PAGE}: the table {name!r} is not what the stored runs give; `python benchmarks/{script.__name__}.py --docs "
+        "docs` renews it"
+        for name, table in script.tables().items()
+        if _around(docs / script.PAGE, page, name)[1] != f"\n{table}\n"
+    ]
+
+
+def _around(place: Path, page: str, name: str) -> tuple[str, str, str]:
+    """The page up to the first mark of that name, between the marks, and from the second on. place: for the error alone."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     if not 0 <= page.find(begin) < page.find(end):
         raise ValueError(f"{place} has no marks {begin} and {end}, in this order")
-    before, rest = page.split(begin, 1)
-    place.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+    first, second = page.index(begin) + len(begin), page.index(end)
+    return page[:first], page[first:second], page[second:]
 
 
 def put_picture(place: Path, figure: Any) -> None:

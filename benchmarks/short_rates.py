@@ -22,11 +22,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from claims import configured, cut, encoder
-from runs_file import Runs, accuracies, put
+from runs_file import Runs, accuracies, fill
 
 from secure_fed import Federation
 
-STORED = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "learning_rates.md"
 CLIENTS, STEPS, TEXTS, TESTED = 4, 4, 5000, 500
 
 
@@ -72,6 +72,11 @@ class Trained:
         return summary["accuracy"], summary["commonest"]["share"]
 
 
+def tables(out: Path = STORED) -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"short rates": table(accuracies(Cell, out))}
+
+
 def table(found: Mapping[Cell, float]) -> str:
     """Accuracies in per cent: a row for each data set, method and length, a column for each rate."""
     rates = sorted({cell.rate for cell in found})
@@ -99,10 +104,10 @@ def main() -> None:
         accuracy = Runs(Cell, given.out, Trained(given.data), again=False)
         for rate, data, method in itertools.product(given.rates, given.only, given.methods):
             accuracy(Cell(data, method, given.rounds, rate))
-    text = table(accuracies(Cell, given.out))
-    print(text)
+    made = tables(given.out)
+    print(*made.values())
     if given.docs:
-        put(given.docs / "learning_rates.md", "short rates", text)
+        fill(given.docs / PAGE, made)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,6 @@ import numpy as np
 import runs_file
 import torch
 from promises import notes, of_notes, of_sst2, sentences, sst2
-from timing import machine
 
 from secure_fed import Federation, RunConfig
 
@@ -48,7 +47,8 @@ STARTS: dict[str, dict[str, Any]] = {
     "head alone": {"name": "head"},
 }
 HEAD_RATE, HEAD_NUMBERS = 0.02, 17_544  # for the head alone with the notes' clients
-OUT = Path(__file__).with_suffix(".jsonl")
+STORED, PAGE = Path(__file__).with_suffix(".jsonl"), "recipes.md"
+_SHOWN = {"head alone": "classification layer alone"}  # a name in stored runs
 Made = Callable[[int, Mapping[str, Any]], Federation]
 
 
@@ -122,12 +122,18 @@ def tasks(folder: Path | None) -> dict[str, Made]:
 
 
 def finished() -> dict[tuple[str, str, int], float]:
-    return {(run["task"], run["start"], run["seed"]): run["accuracy"] for run in runs_file.lines(OUT)}
+    return {(run["task"], run["start"], run["seed"]): run["accuracy"] for run in runs_file.lines(STORED)}
+
+
+def tables() -> dict[str, str]:
+    """The page's tables by name, from the stored runs."""
+    return {"starts": table(finished())}
 
 
 def table(found: Mapping[tuple[str, str, int], float]) -> str:
     """Mean, lowest and highest accuracy in per cent, and the number of seeds."""
-    rows = ["| task | " + " | ".join(STARTS) + " |", "|---|" + "---:|" * len(STARTS)]
+    heads = (_SHOWN.get(start, start) for start in STARTS)
+    rows = ["| task | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(STARTS)]
     for task in dict.fromkeys(key[0] for key in found):
         cells = [[100 * accuracy for key, accuracy in found.items() if key[:2] == (task, start)] for start in STARTS]
         rows.append(f"| {task} | " + " | ".join(map(_shown, cells)) + " |")
@@ -164,12 +170,11 @@ def main() -> None:
             "accuracy": accuracy,
             "seconds": time.perf_counter() - began,
         }
-        runs_file.keep(OUT, line)
+        runs_file.keep(STORED, line)
         print(task, start, seed, f"{accuracy:.3f}", file=sys.stderr, flush=True)
-    shown = f"{table(finished())}\n\n{machine('torch')}"
-    print(shown)
+    print(*tables().values())
     if given.docs:
-        runs_file.put(given.docs / "recipes.md", "starts", shown)
+        runs_file.fill(given.docs / PAGE, tables())
 
 
 if __name__ == "__main__":
