@@ -7,14 +7,14 @@ the change that clients have to make.
 
 Clients take part in turn, by a public order: 250 in each of 20 rounds, and every client once. So nothing about a cohort is
 secret. Contributions are masked, and every client adds its share of the noise before the masks. So one epsilon holds against
-readers of the model, against observers who see who takes part, and against the server. A twentieth of a cohort may collude
+whoever gets the final model, the other clients, who see who takes part, and the server. A twentieth of a cohort may collude
 with the server, and another twentieth may drop out in mid-round: the noise shares make up for both. If the server is trusted
 to add the noise itself (`privacy.noise = "central"`), noise can be correlated over rounds, and the final model has 0.4 times
 as much of it.
 
-All clients train. The audit adds 500 dummies, which are nobody's data: coins decide which of them pull the model,
-each along a random direction, as far as a client may. This is the largest influence that one client can have. Real notes, which
-are each seen only a few times, leave hardly a trace even without privacy.
+All clients train. The audit adds 500 dummy clients, which hold nobody's data: about half of them, chosen at random, pull the
+model, each along a random direction, as far as a client may: the largest influence that one client can have. Real notes,
+which are each seen only a few times, leave hardly a trace even without privacy.
 """
 
 from __future__ import annotations
