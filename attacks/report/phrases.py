@@ -39,9 +39,9 @@ UNITS = {"client": "clients", "person": "persons", "example": "examples"}
 _ALMOST = 0.99
 _WHO = {
     "outsider": "whoever gets the final model",
-    "fellow_client": "another client, who sees the shared model of every round",
-    "secure_server": "the server behind masks, which sees only sums over clients",
-    "server": "the server without masks, which sees every single update",
+    "fellow_client": "another client (it sees the shared model of every round)",
+    "secure_server": "the server behind masks (it sees only sums over clients)",
+    "server": "the server without masks (it sees every single update)",
 }
 _ONE = {
     "client": "one client with everything it has",

@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterator
 
 from privacy.statement import OBSERVERS, SEES_COHORTS
-from secure_fed.learning.tasks.headline import has_accuracy
 from secure_fed.report.formatting import MISSING, at_most, number, percent, rate
 from secure_fed.report.guarantee import Guarantee, stated
 from secure_fed.report.markup import bullets, facts, paragraph, section
@@ -77,13 +76,14 @@ def _made(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _measured(record: RunRecord) -> Iterator[tuple[str, str]]:
     """The accuracy with its interval, and the budget."""
-    if has_accuracy(record.config.data.task) and not record.withholds_test:
+    if record.last("accuracy") is not None and not record.withholds_test:
         yield "accuracy", accuracy(record)
     guarantee = stated(record)
     if guarantee is not None and record.result is not None:
         terms = guarantee.terms
         total = terms["budget_epsilon"]
-        yield "epsilon of this run", f"{at_most(guarantee.epsilon)} at delta {guarantee.delta:g}"
+        own = f"{at_most(guarantee.epsilon)} at delta {guarantee.delta:g}" if guarantee.holds else "void"
+        yield "epsilon of this run", own
         yield (
             "the budget's total",
             "no limit is set"

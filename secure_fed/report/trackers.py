@@ -111,6 +111,11 @@ class Tracker(ABC):
         self._id = self._open(title, self._noted(), folder)
 
     @property
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """The settings without those for the record, which say who the operator is, and where."""
+        return {section: settings for section, settings in self._config.to_dict().items() if section != "record"}
+
+    @property
     def _note(self) -> str:
         return f"{type(self).__name__}.id"
 
@@ -170,7 +175,7 @@ class WandbCallback(Tracker):
         self._wandb: Any = wandb
 
     def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
-        terms = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": title, "config": self._config.to_dict()}
+        terms = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": title, "config": self._settings}
         terms |= {"id": known, "resume": "allow"}
         self._own = bool(folder) or self._wandb.run is None
         if folder:
@@ -220,7 +225,7 @@ class MLflowCallback(Tracker):
         found = self._client.get_experiment_by_name(named)
         experiment = found.experiment_id if found else self._client.create_experiment(named)
         begun = str(self._client.create_run(experiment, run_name=title).info.run_id)
-        for section, settings in self._config.to_dict().items():
+        for section, settings in self._settings.items():
             for setting, value in settings.items():
                 self._client.log_param(begun, f"{section}.{setting}", value)
         return begun

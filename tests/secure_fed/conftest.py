@@ -135,7 +135,7 @@ def make_private(run: dict[str, Any], **terms: Any) -> None:
             "planned_releases": run["config"]["federation"]["rounds"],
             "curve": [{"delta": 1e-3, "epsilon": 2.1}, {"delta": 1e-5, "epsilon": statement["epsilon"]}],
             "gaussian_mu": None,
-            "groups": [{"units": 2, "epsilon": 9.0, "exact": False}],
+            "groups": [{"units": 2, "delta": 1e-4, "epsilon": 9.0, "exact": False}],
             "participations": None,
             "place": "sum",
             "hidden_cohort": False,

@@ -154,8 +154,8 @@ def told(text: str) -> tuple[float, float]:
     """Epsilon and the participants' epsilon, read from the text of a statement."""
     found = re.search(r"\(([\d.]+), 0\.001\)-differential privacy against (.*?)\. Unit", text)
     assert found is not None
-    beside = re.search(r"Against observers who see which clients take part, epsilon is ([\d.]+)\.", text)
-    assert (beside is None) == found[2].startswith("everybody")
+    beside = re.search(r"Against whoever sees which clients take part [^.]*, epsilon is ([\d.]+)\.", text)
+    assert (beside is None) == ("the other clients" in found[2])
     return float(found[1]), float((beside or found)[1])
 
 
@@ -248,7 +248,10 @@ def readme(federation: Any, out: Path) -> str:
 
 def test_an_export_states_what_protects_it(tmp_path: Path) -> None:
     section = readme(toys.federation(PRIVATE), tmp_path / "out").split("## Privacy\n\n")[1].split("\n\n## Use")[0]
-    assert "1e-05)-differential privacy against readers of the released models. Unit: a client with" in section
+    assert (
+        "1e-05)-differential privacy against whoever gets the final model, or the model of any round. Unit: a client"
+        in section
+    )
     assert "\n" not in section
     assert "NOT PRIVATE" not in section
     injected = readme(toys.federation(PRIVATE, entropy=SeededEntropy(0)), tmp_path / "injected")

@@ -60,7 +60,7 @@ def test_the_membership_figure_is_explained(result: Result) -> None:
     found = {"of": "data", "unit": "example", "auc": 0.47, "auc_interval": [0.38, 0.56], "members": 60}
     found |= {"non_members": 58}
     said = words(replace(result, summary={**result.summary, "membership": found})._repr_html_())
-    assert "names the one that trained in 47 of 100 pairs; a coin does in 50" in said
+    assert "names the one that trained in 47 of 100 pairs; a guess at random does in 50" in said
     assert "60 and 58 are too few to show whether there is a leak. A value below 50 is chance; it does not" in said
 
 
