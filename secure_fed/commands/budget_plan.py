@@ -223,9 +223,7 @@ def _plan_loop(chosen: argparse.Namespace) -> None:
     table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
     console = PlainConsole()
     if unit == "person":
-        table.add_row(
-            "a person at two clients", f"epsilon {facts['epsilon_at_two_clients']:.4g}, as each adds its own noise"
-        )
+        table.add_row("a person at two clients", f"epsilon {facts['epsilon_at_two_clients']:.4g}")
     console.print(table)
     console.print(_FOR_A_PERSON if unit == "person" else _FOR_A_LOOP)
 

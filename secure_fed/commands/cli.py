@@ -43,9 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run() -> int | None:
         chosen = parser().parse_args(given)
         if given[0] in _OF_UNIX and sys.platform == "win32":
-            raise UsageError(
-                f"{given[0]} needs Unix sockets and the owners of files: run it on Linux or macOS, or in WSL"
-            )
+            raise UsageError(f"{given[0]} needs Unix sockets and owners of files: run it on Linux, macOS or WSL")
         with heartbeat():
             status: int | None = chosen.run(chosen)
         return status

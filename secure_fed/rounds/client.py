@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -330,22 +329,7 @@ def _norm(contribution: Tensors, order: float) -> float:
     return float(torch.linalg.vector_norm(flat, order))
 
 
-class _Indexed(Sequence[Client]):
-    """Clients of which `_at` gives one; a slice of them is a list."""
-
-    @overload
-    def __getitem__(self, index: int) -> Client: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Client]: ...
-    def __getitem__(self, index: int | slice) -> Client | list[Client]:
-        at = range(len(self))[index]
-        return self._at(at) if isinstance(at, int) else list(map(self._at, at))
-
-    @abstractmethod
-    def _at(self, number: int) -> Client: ...
-
-
-class Registered(_Indexed):
+class Registered(Sequence[Client]):
     """The registered clients, of which only the needed ones exist as objects.
 
     A client is made by `make(index)` at its first access. It stays the same object until `let_go`, which keeps only clients
@@ -360,7 +344,14 @@ class Registered(_Indexed):
     def __len__(self) -> int:
         return self._count
 
-    def _at(self, number: int) -> Client:
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | list[Client]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = range(self._count)[index]
         if number not in self._made:
             self._made[number] = self._make(number)
         return self._made[number]
@@ -375,7 +366,7 @@ class Registered(_Indexed):
         self._made = {index: client for index, client in self._made.items() if client.kept}
 
 
-class Joined(_Indexed):
+class Joined(Sequence[Client]):
     """Two sequences of clients, one after the other, without copies."""
 
     def __init__(self, first: Sequence[Client], second: Sequence[Client]) -> None:
@@ -384,7 +375,14 @@ class Joined(_Indexed):
     def __len__(self) -> int:
         return len(self._first) + len(self._second)
 
-    def _at(self, number: int) -> Client:
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | list[Client]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
         return self._first[number] if number < len(self._first) else self._second[number - len(self._first)]
 
 

@@ -7,8 +7,6 @@ means over clients' own models. Not under privacy, where clients' own models are
 Evaluations are compared by the task's headline metric (F1 of entities and of answers, else accuracy), or by loss in a run that
 does not measure it. Choosing a model by a test set reveals something about that test set. So under privacy the test set must be
 a declared one, not rows held out of the protected data (`assembly`).
-
-A run that learned nothing says so, with the likely reasons (`no_learning`).
 """
 
 from __future__ import annotations
@@ -21,21 +19,16 @@ import numpy as np
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.data.holdout import is_declared
-from secure_fed.learning.data.sources import generated
 from secure_fed.learning.evaluation import evaluate
-from secure_fed.learning.models.locate import BUILTIN, never_saw
-from secure_fed.learning.tasks.headline import headline, no_better, shown
+from secure_fed.learning.tasks.headline import headline, shown
 from secure_fed.methods.method import State
 from secure_fed.rounds.diagnostics import require_headline
 from secure_fed.rounds.sums import Record
-from secure_fed.runs import guarantee
 from secure_fed.runs.assembly import Assembly
 from secure_fed.tensors.tensors import Tensors
 
 _CHOOSING = ("patience", "keep_best")  # settings of [evaluation]
 _MOST = 10  # models of clients
-_LEAST = 0.01  # of the loss at the start: a smaller fall is none
 
 
 def evaluated(assembly: Assembly, state: State) -> Record:
@@ -48,7 +41,7 @@ def evaluated(assembly: Assembly, state: State) -> Record:
 
     def tested(tensors: Tensors) -> dict[str, float]:
         written = problem.asked.measured(objective.load(tensors), problem.tokenizer) if problem.asked else {}
-        return _measure(assembly, tensors, problem.test) | written
+        return metrics_of(assembly, tensors, problem.test) | written
 
     task = assembly.config.data.task
     found = [tested(tensors) for tensors in _models(assembly, state)]
@@ -57,45 +50,17 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         require_headline(record, settings.target_accuracy, task)
     if settings.per_client:
         with_any = [client for client in assembly.clients if len(client.examples)]  # holding out may leave none
-        own = [_measure(assembly, state.tensors | client.personal, client.examples) for client in with_any]
+        own = [metrics_of(assembly, state.tensors | client.personal, client.examples) for client in with_any]
         record["clients_accuracy"] = across_clients(own, headline(task))
     return record
 
 
-def _measure(assembly: Assembly, tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
+def metrics_of(assembly: Assembly, tensors: Tensors, examples: Sequence[Any]) -> dict[str, float]:
+    """The metrics of the model with these tensors on some examples."""
     problem, objective, size = assembly.problem, assembly.objective, assembly.config.evaluation.batch_size
     model = objective.load(tensors)
     with objective.reading:
         return evaluate(model, examples, problem.collate, problem.metrics, size, objective.device)
-
-
-def no_learning(assembly: Assembly, last: Record, noise_alone: Mapping[str, Any] | None) -> str:
-    """The sentences on a run that learned nothing, with the likely reasons; "" if it learned, or where nothing is known.
-
-    Its accuracy is no better than always giving the commonest label or, where accuracy counts no labels, its loss is that of
-    the start. last: the last round's record. noise_alone: the figures of the probe.
-    """
-    config, problem = assembly.config, assembly.problem
-    if config.privacy.unit != "none" and not is_declared(problem.facts["test"]["from"]):
-        return ""
-    said, loss = no_better(last.get("accuracy"), problem.commonest), last.get("loss")
-    if problem.commonest is None and loss is not None and not config.method.personal:
-        start = _measure(assembly, assembly.initial.tensors, problem.test).get("loss", math.inf)
-        if not loss < start - _LEAST * abs(start):
-            said = f"The loss of {loss:.4g} is no better than {start:.4g} at the start: it shows no learning."
-    if not said:
-        return ""
-    foreign = problem.tokenizer is not None and config.model.name in BUILTIN and not generated(config.data)
-    reasons = [never_saw(config.model.name, config.data.task)] if foreign else []
-    if plan := assembly.protection.plan:
-        noise = f": {guarantee.noise_in_words(noise_alone)}" if noise_alone else ""
-        reasons.append(
-            f"noise (multiplier {plan.noise_multiplier:.3g}{noise}; more units or a larger epsilon need less)"
-        )
-    if assembly.local is None:
-        reasons.append(f"the rate (training.lr = {config.training.rate:g}; try three times as much, and a third)")
-    reasons.append(f"few rounds (federation.rounds = {config.federation.rounds})")
-    return f"{said} Likely reasons: {'; '.join(reasons)}."
 
 
 def _models(assembly: Assembly, state: State) -> list[Tensors]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -13,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config.settings import DIAGNOSTICS
+from secure_fed.learning.data.holdout import is_declared
+from secure_fed.learning.data.sources import generated
+from secure_fed.learning.models.locate import BUILTIN, never_saw
+from secure_fed.learning.tasks.headline import no_better
 from secure_fed.methods.method import State
 from secure_fed.rounds import diagnostics
 from secure_fed.rounds.sums import Record
 from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget
-from secure_fed.runs.evaluation import best, no_learning
-from secure_fed.runs.guarantee import guarantee, unprotected
+from secure_fed.runs.evaluation import best, metrics_of
+from secure_fed.runs.guarantee import guarantee, noise_in_words, unprotected
 
 SCHEMA = 1
 _METRICS = ("accuracy", "macro_f1", "loss")
+_LEAST = 0.01  # of the loss at the start: a smaller fall is none
 
 _version = cache(version)  # read from disk; constant within a process
 
@@ -103,6 +109,35 @@ def summary(
         "run_dir": str(run_dir) if run_dir else None,
         "versions": versions(),
     }
+
+
+def no_learning(assembly: Assembly, last: Record, noise_alone: Mapping[str, Any] | None) -> str:
+    """The sentences on a run that learned nothing, with the likely reasons; "" if it learned, or where nothing is known.
+
+    Its accuracy is no better than always giving the commonest label or, in a task whose accuracy counts no labels, its loss is
+    that of the start. Metrics of the user's own are not called once more for that. last: the last round's record. noise_alone:
+    the figures of the probe.
+    """
+    config, problem = assembly.config, assembly.problem
+    if config.privacy.unit != "none" and not is_declared(problem.facts["test"]["from"]):
+        return ""
+    said, loss = no_better(last.get("accuracy"), problem.commonest), last.get("loss")
+    ours = problem.tokenizer is not None
+    if ours and problem.commonest is None and loss is not None and not config.method.personal:
+        start = metrics_of(assembly, assembly.initial.tensors, problem.test).get("loss", math.inf)
+        if not loss < start - _LEAST * abs(start):
+            said = f"The loss of {loss:.4g} is no better than {start:.4g} at the start: it shows no learning."
+    if not said:
+        return ""
+    foreign = ours and config.model.name in BUILTIN and not generated(config.data)
+    reasons = [never_saw(config.model.name, config.data.task)] if foreign else []
+    if plan := assembly.protection.plan:
+        noise = f": {noise_in_words(noise_alone)}" if noise_alone else ""
+        reasons.append(f"noise (multiplier {plan.noise_multiplier:.3g}{noise}; more units or more epsilon need less)")
+    if assembly.local is None:
+        reasons.append(f"the rate (training.lr = {config.training.rate:g}; try three times as much, and a third)")
+    reasons.append(f"few rounds (federation.rounds = {config.federation.rounds})")
+    return f"{said} Likely reasons: {'; '.join(reasons)}."
 
 
 def _unprotected(assembly: Assembly, releases: int) -> dict[str, Any]:
