@@ -232,7 +232,7 @@ def _share(interval: Any) -> str:
     if not interval:
         return ""
     low, high = map(float, interval)
-    return f" ({percent(low)} to {percent(high)})"
+    return f" ({percent(low)} to {percent(high)})" if low < high else " exactly"
 
 
 def of_dummies(found: Mapping[str, Any]) -> bool:

@@ -186,10 +186,11 @@ class RunStore:
         return records
 
     def finish(self, shown: Values, withheld: Values, ended: str) -> None:
-        """Write the result, after its withheld part. ended: the time, which the owner's facts note."""
+        """Write the result, after its withheld part. ended: the time, which the owner's facts note unless the run had ended."""
         folder = private_part(self.path)
-        noted = read_object(folder, OWN_FACTS) | {"ended": ended}
-        atomic_write(folder / OWN_FACTS, _pretty(noted), private=True)
+        if not (self.path / RESULT).exists() or read_object(self.path, RESULT).get("rounds") != shown["rounds"]:
+            noted = read_object(folder, OWN_FACTS) | {"ended": ended}
+            atomic_write(folder / OWN_FACTS, _pretty(noted), private=True)
         if self._private:
             atomic_write(folder / OWN_RESULT, _pretty(withheld), private=True)
         atomic_write(self.path / RESULT, _pretty(shown))

@@ -53,7 +53,14 @@ def _round(number: int) -> list[str]:
 
 
 _ROUND = _round(1)
-POINTS = [*_START, *_round(1), *_round(2), *_round(3), *_LEDGER * 2, *_files("figures.json", "result.json")]
+POINTS = [
+    *_START,
+    *_round(1),
+    *_round(2),
+    *_round(3),
+    *_LEDGER * 2,
+    *_files("facts.json", "figures.json", "result.json"),
+]
 CHARGED = len(_START) + 3  # the charge of the first round is on disk
 COMPUTED = len(_START) + len(_CHARGE)  # the first round's release is computed, and not yet on disk
 KEPT = COMPUTED + 2  # the first round's release is on disk

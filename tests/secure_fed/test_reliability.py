@@ -54,7 +54,7 @@ def _round(number: int) -> list[str]:
 POINTS = (
     *_files("config.json", "facts.json", "run.json"),
     *(point for number in range(1, ROUNDS + 1) for point in _round(number)),
-    *_files("result.json", "report.html"),
+    *_files("facts.json", "result.json", "report.html"),
 )
 # A new interpreter for each of the hundred processes below would take minutes, so this one is forked. A fork lacks torch's
 # own threads, which exist only where torch computes on an accelerator: there, a process that has only imported torch is forked.
