@@ -297,7 +297,7 @@ def test_a_unit_is_clipped_over_the_numbers_that_its_client_trains(method: str) 
         persons = [0, 0, *range(1, SIZES[number] - 1)]
         alone = [stepping.sum([unit]) for unit in range(3)]
         whole = [gradient([one]) for one in stepping.examples[:3]] + [gradient(stepping.examples[:2])]
-        for sum_, own in zip([*alone, stepping.sum([0], groups=persons)], whole, strict=True):
+        for sum_, own in zip([*alone, stepping.sum([0], persons=persons)], whole, strict=True):
             assert {name: part.shape for name, part in sum_.items()} == {name: part.shape for name, part in own.items()}
             assert norm(sum_) <= C < norm(own)
             assert norm(less(sum_, {name: part * (C / norm(own)) for name, part in own.items()})) < 1e-5 * C
