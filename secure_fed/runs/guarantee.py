@@ -310,7 +310,7 @@ def _of_sums(protection: Protection, masks: Masks) -> str:
 def _of_shares(protection: Protection, masks: Masks) -> str:
     """With noise that the clients add inside sums."""
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
-    least, chance = terms.least(masks.invited) - protection.beside, terms.choice(masks.invited).failure
+    least, chance = terms.least(masks.invited), terms.choice(masks.invited).failure
     colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
     server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
     unless = ""
