@@ -161,8 +161,10 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
             return "the audited units are dummy units, which hold nobody's data: there are no examples to look at"
         if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
-    if not attack.directions:
-        case = _of_those_who_learn(case)
+    if case.assembly.audit_pool.directions and not attack.directions:
+        directed = {unit.client for unit in case.units}  # the updates of canary clients contain no texts
+        updates = [update for update in case.seen.updates if update.client not in directed]
+        case = replace(case, seen=replace(case.seen, updates=updates))
     if attack.shadows and settings.references == 0:
         return "it needs reference adapters, each of which takes as long as the run: request them with --references 16"
     started = time.perf_counter()
@@ -175,15 +177,6 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
             raise
         return f"it failed: {error}"
     return Made(finding, time.perf_counter() - started)
-
-
-def _of_those_who_learn(case: Case) -> Case:
-    """The case without the updates of canary clients that move along a direction, because these contain no texts."""
-    canaries = {one.name for one in case.assembly.dummies}
-    if case.assembly.audit_pool.directions:
-        canaries |= {unit.client for unit in case.units}
-    updates = [update for update in case.seen.updates if update.client not in canaries]
-    return replace(case, seen=replace(case.seen, updates=updates))
 
 
 def plain_sight(vantage: str, assembly: Assembly) -> str:

@@ -155,15 +155,8 @@ class DistributedGaussian:
         cannot be rounded to integers within the bound is refused.
         """
         grid = self.grid(len(values))
-        return self.silent(values, clip_norm, stream) + discrete_gaussian(grid.sigma, len(values), stream)
-
-    def silent(self, values: Floats, clip_norm: float, stream: Stream) -> Integers:
-        """(d,) integers of a contributor that adds no noise and is not protected at all: it is nobody's data.
-
-        It counts among `contributors`, which leave room for its values, and not among `shares`.
-        """
-        grid = self.grid(len(values))
-        return rounded(values * (grid.unit / clip_norm), grid.unit, stream)
+        integers = rounded(values * (grid.unit / clip_norm), grid.unit, stream)
+        return integers + discrete_gaussian(grid.sigma, len(values), stream)
 
     def decoded(self, total: Integers, clip_norm: float, dim: int) -> Floats:
         """(d,) sum of the values, noise included, from any representatives of the residues of the total modulo 2^bits."""

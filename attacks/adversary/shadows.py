@@ -238,7 +238,6 @@ class Reference:
         ]
         units = dummies.units if assembly.dummies else ()
         nobody = dummy_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)
-        clients += nobody
         names = [*dealt.names, *(one.name for one in nobody)]
         skips = assembly.config.federation.nonfinite == "skip"
         server = replace(
@@ -248,9 +247,8 @@ class Reference:
             scoring=None,
             protection=protection,
             charge=charges_nothing,
-            summing=OpenSum(
-                names, len(dealt.names), skips, partial(PlainSum, precise=protection.placement.server_noise)
-            ),
+            summing=OpenSum(dealt.names, skips, partial(PlainSum, precise=protection.placement.server_noise)),
+            dummies=nobody,
         )
         return cls(assembly, server, clients, desk, assembly.initial)
 
@@ -282,7 +280,7 @@ def _protection(real: Protection, seed: int) -> Protection:
         seeded = replace(seeded, correlated=replace(real.correlated).open(seeded.entropy))
     if real.shares is None:
         return seeded
-    shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors - real.beside)
+    shares = _AllShares(real.shares.noise_multiplier, real.shares, real.shares.contributors)
     return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
 
 

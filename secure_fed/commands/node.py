@@ -7,6 +7,7 @@ import calendar
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +210,7 @@ def _status(chosen: argparse.Namespace) -> int:
         print("federations:")
     for one in found["federations"]:
         print(f"  {one['digest']}  {one['name'] or '(accepted by an earlier version)'}  {_state(one)}")
-        for line in one["charter"]:
+        for line in (*one["charter"], *_of_model(one)):
             print(f"      {line}")
     titles = {"last": "lately", "refused": "refused lately", "strangers": "lately, not from a coordinator in node.toml"}
     for name, title in titles.items():
@@ -255,6 +256,24 @@ def _state(found: dict[str, Any]) -> str:
         if found["cost"]
         else f"{state}, no guarantee"
     )
+
+
+def _of_model(found: dict[str, Any]) -> Iterator[str]:
+    """Where the final model is, and the figure of this node's rows."""
+    if not found["model"]:
+        return
+    yield f"final model  secure-fed predict {found['model']}; secure-fed export {found['model']} OUT_DIR"
+    figure = found["membership_of_rows"]
+    if figure is None:
+        yield "membership   not measured: node.toml names no non_members"
+    elif figure["auc"] is None:
+        yield f"membership   {figure['why']}"
+    else:
+        low, high = figure["auc_interval"]
+        yield (
+            f"membership   AUC {figure['auc']:.3f} ({low:.3f} to {high:.3f}) of {figure['members']} rows that trained here "
+            f"against {figure['non_members']}; not noised, so for this node's owner alone"
+        )
 
 
 def _found(folder: Path) -> dict[str, Any]:

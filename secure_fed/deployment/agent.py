@@ -214,7 +214,7 @@ def attended(folder: Path, shared: Shared | None = None) -> Iterator[subprocess.
     if relay.running(folder):
         raise AgentEnded(f"an agent runs in {folder} already: end that node first")
     if shared:
-        require_apart([folder, *home.train], shared.group)
+        require_apart([folder, *home.train, *home.non_members], shared.group)
     print(f"secure-fed: node {home.name}, agent starts", file=sys.stderr, flush=True)
     apart = ["--socket", str(shared.at), "--group", str(shared.group)] if shared else []
     log = folder / LOG

@@ -303,16 +303,21 @@ _ADMITTED: dict[str, tuple[tuple[object, ...], str]] = {
     ),
     "federation.vanishing": ((0.0,), "makes clients of a simulation vanish"),
     "evaluation.per_client": ((False,), "needs the members' examples in one place"),
-    "evaluation.non_members": (("",), "needs the members' examples in one place"),
+    "evaluation.non_members": (("",), "is each node's own: its owner sets non_members in node.toml"),
     "evaluation.canaries": (("none",), "needs the members' examples in one place"),
     "evaluation.diagnostics": (((), ("variation",)), "needs the members' tensors in one place"),
     "method.ranks_column": (("",), "is a column of files that only members have: use method.ranks"),
-    "method.personal": (((),), "is not kept by nodes yet"),
     "evaluation.audit_fraction": ((0.0,), "needs the members' examples in one place"),
     "privacy.on_exhausted": (
         ("refuse",),
         "plans fewer rounds than federation.rounds, and a member pays for the planned ones",
     ),
+}
+
+# Beside method.personal: the coordinator has no whole model.
+_PERSONAL: dict[str, tuple[tuple[object, ...], str]] = {
+    f"evaluation.{name}": ((None,), "measures a whole model, which with method.personal only nodes have")
+    for name in ("patience", "target_accuracy")
 }
 
 
@@ -327,7 +332,7 @@ class Fault(NamedTuple):
 
 def faults(config: RunConfig) -> Iterator[Fault]:
     """The settings with which a federation cannot run on separate machines."""
-    for setting, (admitted, why) in _ADMITTED.items():
+    for setting, (admitted, why) in (_ADMITTED | (_PERSONAL if config.method.personal else {})).items():
         section, name = setting.split(".")
         value = getattr(getattr(config, section), name)
         if value not in admitted:

@@ -44,7 +44,7 @@ from secure_fed.deployment.home import (
     placed,
     read_key,
 )
-from secure_fed.deployment.messages import Accepted, End, Left, Offer, Refusal
+from secure_fed.deployment.messages import Accepted, End, Ended, Left, Offer, Refusal
 from secure_fed.deployment.policy import Policy, objections
 from secure_fed.deployment.problem import of_coordinator
 from secure_fed.errors import ConfigError, ModelError, SecureFedError, TrainingError
@@ -183,7 +183,6 @@ def agreed(config: RunConfig, members: Sequence[Member]) -> RunConfig:
         **neutral(),
         ("federation", "clients"): None,
         ("data", "chat_template"): template_of(config.data),  # its text, since a charter names no file
-        ("evaluation", "dummies"): None if config.privacy.unit == "none" else 0,
         **dict.fromkeys((("evaluation", tracker) for tracker in ("tensorboard", "wandb", "mlflow")), False),
     }
     return config.replace(own)
@@ -270,7 +269,8 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
             say(line_of(news[0], rounds, task))
 
     result = run(conducted, place, resume=(place / CONFIG).exists(), notify=notify)
-    links.end()
+    final = result.state.tensors.without(assembly.server.personal)
+    links.end(End(result.state.round, final), settings.wait)
     say(f"report: {write_report(place)}")
     return result
 
@@ -338,7 +338,8 @@ class Gate:
         return int(struct.unpack("<I", self.file.read_bytes())[0]) if self.file.exists() else 0
 
     def _wait(self, round_: int) -> None:
-        wanted = self.assembly.server.draw(round_)
+        server = self.assembly.server
+        wanted = server.without_dummies(server.draw(round_))
         least = self.assembly.masks.sums.terms.least(len(wanted)) if self.assembly.masks else 1
         settings = self.settings
         if self.links.await_members(wanted, least, settings.wait):
@@ -451,11 +452,27 @@ class Links:
             if node not in self.carrier.nodes():
                 self._node.pop(member, None)
 
-    def end(self) -> None:
-        """Announce the end of the run to all nodes; a node that misses it forgets the run when its process ends."""
-        goodbye = {node: self._sealed(messages.encode(End())) for node in self._node.values()}
-        for _ in self.carrier.exchange(goodbye, min(self.deadline, _GOODBYE)):
-            pass
+    def end(self, message: End, wait: float) -> None:
+        """Send the final model to all members. A member that is not there misses it, until the coordinator's next start.
+
+        wait: the seconds to wait for members that no round has missed, at most those of an offer. A node that measures the
+        model on its data may confirm later than this waits for.
+        """
+        until = time.monotonic() + min(wait, self._patience)
+        everybody = set(range(len(self.charter.members)))
+        self.greet()
+        while everybody - self.present - self._absent and time.monotonic() < until:
+            time.sleep(_PAUSE)
+            self.greet()
+        member_of = {node: member for member, node in self._node.items()}
+        asked = {node: self._sealed(messages.encode(message)) for node in member_of}
+        for found in self.carrier.exchange(asked, min(self.deadline, _GOODBYE)):
+            if found is not None and found[0] in asked:
+                node, envelope = found
+                if isinstance(self._answer(member_of[node], asked[node], envelope), Ended):
+                    everybody.discard(member_of[node])
+        if everybody:
+            self.say(f"{self._names(everybody)} did not confirm the final model; the next start sends it again")
 
     def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
         """Wait until all of these members can be reached, or `least` of them while the others are late. Returns whether `least`
@@ -545,7 +562,7 @@ class Links:
                 found = found if isinstance(found, Refusal) else Refusal("Forged", "its answer is not signed")
         except SecureFedError as error:
             found = Refusal(type(error).__name__, str(error))
-        if isinstance(found, Staged | Reply):
+        if isinstance(found, Staged | Reply | Ended):
             return found
         if isinstance(found, Left):
             self.say(

@@ -92,6 +92,10 @@ class NodeSection:
 
     name: str = key("", "this node's name in federations")
     train: tuple[str, ...] = key((), "the files of this node's examples; they never leave this machine")
+    non_members: tuple[str, ...] = key(
+        (),
+        "files of rows of the same kind, on which this node never trains: how well the final model tells them from train",
+    )
     model: str = key("", "a folder with the base model; needed if the model is not found under the name in the charter")
     device: str = key("cpu", "where the model computes: cpu, cuda ...")
     trust_remote_code: bool = key(False, "run the code that the base model brings along; no charter decides this")
@@ -105,7 +109,7 @@ class NodeSection:
 
 @dataclass(frozen=True)
 class Home:
-    """A node's folder, read and checked. train: its files. local: the name of the owner's function, "" without one."""
+    """A node's folder, read and checked. train, non_members: its files. local: the name of the owner's function, or ""."""
 
     folder: Path
     identity: Identity
@@ -115,6 +119,7 @@ class Home:
     model: ModelHere
     units: int = 0
     local: str = ""
+    non_members: tuple[Path, ...] = ()
 
     @classmethod
     def load(cls, folder: Path) -> Home:
@@ -126,12 +131,15 @@ class Home:
         if not train or (missing := [path for path in train if not path.exists()]):
             what = f"{missing[0]}, which is not there" if train else "nothing"
             raise HomeError(f"train in {folder / NODE} names {what}: name the file of this node's examples")
+        non_members = tuple(placed(folder, one, f"non_members in {folder / NODE}") for one in node.non_members)
+        if missing := [path for path in non_members if not path.exists()]:
+            raise HomeError(f"non_members in {folder / NODE} names {missing[0]}, which is not there: correct it")
         policy = _section_of(Policy, tables["policy"], folder / NODE, "policy")
         identity = read_key(folder / IDENTITY)
         model = ModelHere.of(node)
         if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
             model = replace(model, folder=str((folder / node.model).absolute()))
-        return cls(folder, identity, node.name, train, policy, model, node.units, node.local)
+        return cls(folder, identity, node.name, train, policy, model, node.units, node.local, non_members)
 
     def federation(self, digest: bytes) -> Path:
         """The folder of this node's state in the federation whose charter has this digest."""

@@ -6,6 +6,7 @@ Each federation that a node accepted, or that waits for its owner, has a folder:
     agreed.json     the owner accepts the federation (`secure-fed node accept`)
     accepted.json   the federation's name, its coordinator and its cost, noted when the node accepted it
     closed.json     the node answers no request of this federation any more
+    model/          the final model, and the figure of this node's rows
 
 The owner's ledger is one budget for the data of this node, over all federations (`NodeLedger`). An owner closes a federation
 with `secure-fed node release` (`release`).
@@ -34,7 +35,7 @@ from secure_fed.deployment.home import CHARTER, FEDERATIONS, LEDGER, Home, HomeE
 from secure_fed.deployment.relay import held
 from secure_fed.errors import UsageError, plainly
 from secure_fed.runs.budget import BUDGET, RunBudget, Subject, heads_at, name_in_ledger, opened, require_room
-from secure_fed.runs.directory import ATTENDANCE, PRIVATE
+from secure_fed.runs.directory import ATTENDANCE, CHECKPOINT, OWN_RESULT, PRIVATE
 from secure_fed.runs.durable import atomic_write
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from secure_fed.learning.problem import Problem
 
 AGREED, ACCEPTED, CLOSED = "agreed.json", "accepted.json", "closed.json"
+MODEL = "model"  # the folder of the final model
 _MOST_WAITING = 20  # federations that wait for the owner: a coordinator may found any number, of 16 MB each
 _TURN = 8  # bytes of one turn in the record of rounds
 _SHORT = 12  # digits of a charter's digest, enough to tell federations apart
@@ -114,6 +116,15 @@ class Membership:
             return _now((self.folder / CHARTER).stat().st_mtime)
         return None
 
+    @property
+    def figure(self) -> Any:
+        """What the final model tells of which of this node's rows trained; None if it was not measured."""
+        with suppress(OSError, ValueError, AttributeError):
+            return json.loads((self.folder / MODEL / PRIVATE / OWN_RESULT).read_text(encoding="utf-8")).get(
+                "membership_of_rows"
+            )
+        return None
+
     def close(self) -> None:
         """Close the federation here, on disk when this returns."""
         if not self.closed:
@@ -147,6 +158,8 @@ class Membership:
             "rounds": self.rounds,
             "of_rounds": self.charter.config.federation.rounds if self.charter else None,
             "last_contact": self.last_contact,
+            "model": str(self.folder / MODEL) if (self.folder / MODEL / CHECKPOINT).exists() else None,
+            "membership_of_rows": self.figure,
             "charter": [*self.charter.described()] if self.charter else [],
             "waiting": self.waiting,
             "closed": self.closed,

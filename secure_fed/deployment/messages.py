@@ -15,7 +15,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -84,12 +84,15 @@ class Left:
 
 @dataclass(frozen=True)
 class End:
-    """The run is over."""
+    """The run is over. tensors: of the model after `round` rounds, without personal ones; none if there is no model."""
+
+    round: int = 0
+    tensors: Tensors = field(default_factory=Tensors)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The node has forgotten the run."""
+    """The node has the final model, and leaves the run."""
 
 
 Message = Offer | Request | Stage | End | Accepted | Reply | Staged | Left | Ended | Refusal
@@ -107,7 +110,7 @@ def encode(message: Message) -> Envelope:
         case Left():
             return made("left", {})
         case End():
-            return made("end", {})
+            return made_with("end", {"round": message.round}, {"tensors": message.tensors})
         case Ended():
             return made("ended", {})
         case Staged():
@@ -236,7 +239,8 @@ def _read(kind: str, fields: Fields, arrays: Arrays, client: int) -> Message:
         case "left":
             return Left()
         case "end":
-            return End()
+            bits = frozenset(fields.texts("bfloat16"))
+            return End(fields.number("round"), arrays.tensors("tensors", bits))
         case _:
             return Ended()
 

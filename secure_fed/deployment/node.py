@@ -13,6 +13,7 @@ agent.log then has the sentence too. An unexpected error is described in agent.l
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
@@ -43,6 +44,7 @@ from secure_fed.deployment.envelope import (
 )
 from secure_fed.deployment.home import Home, HomeError, Journal, placed
 from secure_fed.deployment.memberships import (
+    MODEL,
     FederationCost,
     NodeLedger,
     NotAgreedError,
@@ -67,15 +69,23 @@ from secure_fed.errors import (
 from secure_fed.learning.training.local_function import LocalFunction
 from secure_fed.learning.training.trial_results import PASS_SIZES
 from secure_fed.methods import build
+from secure_fed.methods.method import State, fits
+from secure_fed.rounds.client import Client
 from secure_fed.rounds.local_function import require_function, require_trainable
 from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.transport import Participant, Reply, Request, Stage, Staged
+from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly, assemble, rounds_paid
 from secure_fed.runs.budget import RunBudget, name_in_ledger
-from secure_fed.runs.directory import ATTENDANCE
+from secure_fed.runs.directory import ATTENDANCE, OWN_RESULT, made_private
+from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.run import facts_of
+from secure_fed.runs.store import read_personal, write_personal, write_trained
+from secure_fed.tensors.tensors import Tensors
 
 _log = logging.getLogger(__name__)
+_LATEST = "latest"  # in the name of the file of personal tensors
 _BESIDE = 10_000  # bytes for each member in a message of the protocol, at most
 
 
@@ -109,7 +119,10 @@ class Node:
         self._journal.note(
             asked, charter.name if charter else "", told, refused=isinstance(answer, Refusal), known=known
         )
-        return self._sealed(answer, envelope)
+        found = self._sealed(answer, envelope)
+        if isinstance(answer, Ended):
+            self.close()
+        return found
 
     @property
     def most(self) -> int:
@@ -157,9 +170,9 @@ class Node:
             accepted = message.accepted(self.home.identity, charter.digest, party.number)
             told = f"accepted as member {party.number + 1} of {len(charter.members)}"
             return accepted, f"{told}; {party.cost}" if party.cost else told
-        if isinstance(message, End):
-            self.close()
-            return Ended(), "ended"
+        if isinstance(message, End) and self._joined:
+            nothing = not message.tensors or closed(self.home.federation(charter.digest))
+            return Ended(), "ended" if nothing else self._joined.end(message)
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
@@ -215,7 +228,10 @@ class Party:
         charter.json   the signed charter; accepted.json: the federation's name and cost (`memberships`)
         attendance     the rounds that the member took part in: each at most once, and only its own turns
         sessions       the sums for which it opened shares: each at most once
-        private/       its place in the owner's ledger, from its first answer to a round on
+        private/       its place in the owner's ledger, from its first answer to a round on; its personal tensors, which never
+                       leave it, after its last training
+        model/         the final model, once the coordinator has sent it: a run directory of this member, for `secure-fed
+                       predict` and `export`, with the member's personal tensors and its membership figure in private/
 
     Session keys are only in memory. A process that is killed during a round loses them, and the member is missing from that
     round; it takes part in the next.
@@ -238,7 +254,7 @@ class Party:
         method = build(config)
         if local is not None:
             require_trainable(config, method)
-        problem = of_node(charter, config, self.number, home.train)
+        problem = of_node(charter, config, self.number, home.train, home.non_members)
         registry = Registry(len(charter.members), charter.identities, {self.number: home.identity})
         elsewhere = Elsewhere(charter.run, registry, OneClient(OnDisk(folder / "sessions")))
         self.assembly = assemble(config, method, problem, entropy, elsewhere=elsewhere, local=local)
@@ -269,6 +285,7 @@ class Party:
             self._during = opening.pop_all()
         last = self._attendance.last(self.number)
         self._earliest = 0 if last is None else last + 1
+        self._client.kept = read_personal(folder, _LATEST).get(self.number)
 
     def answer(self, ask: Request | Stage, sent: bytes) -> Reply | Staged | None:
         """The answer to a request; None where too few members are left for this member to stay in the round.
@@ -281,10 +298,39 @@ class Party:
         self._reserve()
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
             self._attendance.enter(self.number, ask.round)
-        masks = self.assembly.masks
+        masks, before = self.assembly.masks, self._client.kept
         participant: Participant = (masks.clients if masks else self.assembly.clients)[self.number]
         answer: Reply | Staged | None = participant.handle(ask)
+        if (
+            kept := self._client.kept
+        ) and kept is not before:  # durable before the contribution that was trained with them
+            write_personal(self._folder, _LATEST, {self.number: kept})
         return answer
+
+    def end(self, message: End) -> str:
+        """Keep the final model, completed by this member's personal tensors, and measure it on the member's own rows.
+
+        Refused is a model that is not one of this federation, whole and finite. Nothing of this is sent: the coordinator gets
+        the word that the model was kept.
+        """
+        assembly, own = self.assembly, self._client.personal
+        state = State(assembly.initial.tensors | message.tensors, message.round)
+        whole = {*message.tensors} == {*assembly.initial.tensors.without(assembly.server.personal)}
+        fit = whole and fits(assembly.method, assembly.initial.tensors, state)
+        if not (fit and message.tensors.is_finite() and message.round <= assembly.config.federation.rounds):
+            raise Refused(f"the final model of {self.charter.name!r} is not one of this federation")
+        place = self._folder / MODEL
+        write_trained(place, assembly.config, facts_of(assembly), state, self._client.kept or Tensors())
+        found = None
+        if len(assembly.problem.non_members):
+            found = membership.of_rows(assembly, replace(state, tensors=state.tensors | own))
+        figures = json.dumps({"membership_of_rows": found}, indent=2) + "\n"
+        atomic_write(made_private(place) / OWN_RESULT, figures, private=True)
+        return f"the final model, after {message.round} rounds, is kept"
+
+    @property
+    def _client(self) -> Client:
+        return self.assembly.clients[self.number]
 
     def close(self) -> None:
         self._during.close()

@@ -28,8 +28,13 @@ _log = logging.getLogger(__name__)
 _UNKNOWN = 1  # units of a member that declares none; not counted where units are clients
 
 
-def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Path]) -> Problem:
-    """The problem with the examples of one member. config: the charter's, with this machine's model folder and device."""
+def of_node(
+    charter: Charter, config: RunConfig, number: int, train: Sequence[Path], non_members: Sequence[Path] = ()
+) -> Problem:
+    """The problem with the examples of one member. config: the charter's, with this machine's model folder and device.
+
+    non_members: files of rows that this member does not train on, for its own membership figure.
+    """
     person = config.privacy.person_column
     task = tasks.build(config.data)
     rows = sources.of_known_classes(task, train, _classes(charter), "data.train", person)
@@ -41,6 +46,12 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
     rows, own = rows.take(room), whole.take(room)
     _require_declared(charter, config, number, rows)
     _require_weight(charter, config, number, rows)
+    others: Sequence[Any] = ()
+    if non_members:
+        apart = sources.of_known_classes(task, non_members, _classes(charter), "non_members")
+        sources.require_apart(apart, rows, "non_members")
+        named = encoded(task, problem.tokenizer, apart, config.model.max_length)
+        others = named.take(with_room(named))
     everybody: list[Sequence[Any]] = [() for _ in charter.members]
     everybody[number] = own
     persons = None
@@ -51,6 +62,8 @@ def of_node(charter: Charter, config: RunConfig, number: int, train: Sequence[Pa
         problem,
         train=everybody,
         persons=persons,
+        non_members=others,
+        facts={**problem.facts, "member": charter.members[number].name},
         data_digest=fingerprint.of_rows(rows),
         unit_digest=fingerprint.of_units(rows, _units(config.privacy.unit, rows)),
     )

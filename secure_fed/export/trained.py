@@ -217,6 +217,13 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
     facts, config = published.facts, published.config
     checkpoint = _best(run_dir) if best else _last(published)
     personal, seed = config.method.personal, config.federation.seed
+    if personal and is_deployed(facts):
+        client = client or facts.get("member")
+        if client != facts.get("member") or client is None:
+            raise RunDirectoryError(
+                f"{run_dir} lacks the tensors that method.personal keeps at each node: take the folder that `secure-fed node "
+                "status` prints at the node"
+            )
     kept = read_personal(run_dir, checkpoint.state.round) if personal and client is not None else {}
     tensors = completed(checkpoint.state.tensors, personal, client, facts["clients"], kept)
     labels = tuple(facts["label_names"])
@@ -261,8 +268,10 @@ def stated(published: Published) -> str:
     """The privacy statement of a run: from its result or, before there is a result, from its plan."""
     if (result := published.result) is not None:
         return str(result.get("privacy_statement", ""))
-    planned = published.facts.get("privacy", {}).get("text", "")
-    return f"{_UNFINISHED}: {planned}" if planned else ""
+    facts = published.facts
+    planned = str(facts.get("privacy", {}).get("text", ""))
+    at_node = "member" in facts  # which keeps a final model alone
+    return planned if at_node or not planned else f"{_UNFINISHED}: {planned}"
 
 
 def _best(run_dir: Path) -> Checkpoint:

@@ -64,14 +64,11 @@ def _counting(record: RunRecord, found: Facts | None) -> str:
         return ""
     from protocols import thresholds
 
-    invited, least, dummies = found["clients"], found["least"], found["dummies"]
-    rows = [("clients whose turn it is in a round", number(invited - dummies))]
-    if dummies:
-        rows += [(_DUMMIES, f"+ {number(dummies)}"), ("invited to a sum", f"= {number(invited)}")]
+    invited, least = found["clients"], found["least"]
+    rows = [("clients invited to a round's sum", number(invited))]
     rows += [("that may drop out", f"− {number(invited - least)}"), (_LEAST, f"= {number(least)}")]
     if found["shares"] is not None:
         most = thresholds.colluding(invited, record.config.secure_aggregation.corrupt)
-        rows += [("dummy clients, which add no noise", f"− {number(dummies)}")] if dummies else []
         rows += [("that may collude with the server, which then knows their shares of the noise", f"− {number(most)}")]
         rows += [("shares of noise that the guarantee counts", f"= {number(found['shares'])}")]
     return subsection("Who is counted in a sum", table(("clients", "number"), rows))
@@ -195,7 +192,6 @@ _BLAME = {
     "dealt wrong shares": "left out from then on. The blame is wrong only if many holders of its shares lied together",
     "opened wrong shares": "corrected. The blame is wrong only if the client that dealt them lied",
 }
-_DUMMIES = "dummy clients beside them, which hold nobody's data and exist for the audit alone"
 _LEAST = "fewest whose sum is unmasked"
 _RING = ", on a ring in random order"
 _CHOSEN = " on average: each client chooses its own"

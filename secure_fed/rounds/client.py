@@ -366,26 +366,6 @@ class Registered(Sequence[Client]):
         self._made = {index: client for index, client in self._made.items() if client.kept}
 
 
-class Joined(Sequence[Client]):
-    """Two sequences of clients, one after the other, without copies."""
-
-    def __init__(self, first: Sequence[Client], second: Sequence[Client]) -> None:
-        self._first, self._second = first, second
-
-    def __len__(self) -> int:
-        return len(self._first) + len(self._second)
-
-    @overload
-    def __getitem__(self, index: int) -> Client: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Client]: ...
-    def __getitem__(self, index: int | slice) -> Client | list[Client]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]
-        return self._first[number] if number < len(self._first) else self._second[number - len(self._first)]
-
-
 def existing(clients: Sequence[Client]) -> Iterable[Client]:
     """The clients that may keep anything: all that exist."""
     return clients.made if isinstance(clients, Registered) else clients

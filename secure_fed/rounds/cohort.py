@@ -78,43 +78,11 @@ def dummy_sampler(cohorts: Sampler, dummies: int) -> Sampler | None:
     """The sampler of a round's dummies, None without dummies. The cohort is drawn as if there were none.
 
     Beside Poisson cohorts each dummy has a coin of the same rate. Beside a cohort of fixed size there is a fixed number of
-    dummies, so that the size of a masked sum is public: as many as take part no more often than a client, but one at least.
-    Beside a public order dummies have their own order, in which turns are no closer together and no more numerous.
+    dummies: as many as take part no more often than a client, but one at least. Beside a public order dummies have their own
+    order, in which turns are no closer together and no more numerous.
     """
-    return _beside(cohorts, dummies) if dummies else None
-
-
-def with_dummies(cohorts: Sampler, dummies: int) -> Sampler:
-    """The distribution of a round's participants, dummies included, which sets the size of a masked sum."""
     if not dummies:
-        return cohorts
-    population = getattr(cohorts, "population", 0) + dummies
-    if isinstance(cohorts, Poisson):
-        return PoissonWithVacancies(population, cohorts.rate, getattr(cohorts, "empty", 0))
-    if isinstance(cohorts, PublicOrder):
-        population += len(cohorts.vacant)
-    return FixedSize(population, round(cohorts.expected + _beside(cohorts, dummies).expected))
-
-
-def invited(cohorts: Sampler, participants: int, *, hidden: bool) -> int:
-    """The number of participants invited to a masked sum whose size is public, dummies included; everybody if `hidden`.
-
-    The shares of noise that a guarantee counts, and the survivors that a sum needs, both follow from this number.
-    """
-    return participants if hidden else min(round(cohorts.expected), participants)
-
-
-def beside_cohort(cohorts: Sampler, dummies: int, *, hidden: bool) -> int:
-    """The number of dummies in a sum: all of them if everybody sends in every round (`hidden`), else those of a round."""
-    return dummies if hidden else expected_dummies(cohorts, dummies)
-
-
-def expected_dummies(cohorts: Sampler, dummies: int) -> int:
-    """The number of dummies expected in a round."""
-    return round(_beside(cohorts, dummies).expected) if dummies else 0
-
-
-def _beside(cohorts: Sampler, dummies: int) -> Sampler:
+        return None
     if isinstance(cohorts, Poisson):
         return Poisson(dummies, cohorts.rate)
     if isinstance(cohorts, PublicOrder):
@@ -122,3 +90,11 @@ def _beside(cohorts: Sampler, dummies: int) -> Sampler:
         places = max(dummies, -(-together * cohorts.places // cohorts.size))
         return PublicOrder(dummies, together, tuple(range(dummies, places)), cohorts.seed)
     return FixedSize(dummies, max(1, math.floor(dummies * cohorts.rate + 1e-9)))
+
+
+def invited(cohorts: Sampler, clients: int, *, hidden: bool) -> int:
+    """The number of clients invited to a masked sum whose size is public; all of them if `hidden`.
+
+    The shares of noise that a guarantee counts, and the survivors that a sum needs, both follow from this number.
+    """
+    return clients if hidden else min(round(cohorts.expected), clients)

@@ -1,9 +1,10 @@
 """Dummies: clients without data, whose membership scores show what the releases of a private run tell about a member.
 
-A member's training ends along a random direction; a non-member sends zeros. In all other respects a dummy is a client: it is
-drawn, its contribution is clipped by the same code, noised where clients noise their contributions, and masked. Members and
-non-members differ in that contribution alone, which has length C or is zero, as the neighbours of a guarantee for clients do. A
-dummy adds nothing to the counters of an adaptive clip norm, and keeps nothing.
+A member's training ends along a random direction; a non-member contributes zeros. A dummy is drawn as clients are, its
+contribution is clipped by the same code, and noised where clients noise their contributions themselves. Members and non-members
+differ in that contribution alone, which has length C or is zero, as the neighbours of a guarantee for clients do. The server
+runs the dummies and adds what they contribute to the noised sum of the clients (`rounds/server.py`). A dummy adds nothing to
+the counters of an adaptive clip norm, and keeps nothing.
 
 The scores say how far a run's releases move along the dummies' directions. They use no private data. In every round, for every
 pass with mean M over D coordinates, let e be the contribution of a dummy if it is a member: a function of its public
@@ -70,10 +71,6 @@ class Dummy(Client):
     @property
     def _context(self) -> Tensors:
         return Tensors()
-
-    @property
-    def _counts(self) -> float:
-        return 1.0  # the server, which knows the dummies, subtracts it
 
     def _clipped(self, contribution: Tensors, clip_norm: float) -> Tensors:
         bounded = super()._clipped(contribution, clip_norm)

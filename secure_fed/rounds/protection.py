@@ -24,7 +24,7 @@ from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation
 from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
-from privacy.sampling_and_turns import FixedSize, PublicOrder, Sampler
+from privacy.sampling_and_turns import FixedSize, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig, own_files
 from secure_fed.config.checks import require_small_delta
@@ -38,7 +38,7 @@ from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trials import require_constant, require_uncoupled, short
 from secure_fed.methods.method import Card, Method, RoundPlan, State
-from secure_fed.rounds.cohort import beside_cohort, expected_dummies, invited, with_dummies
+from secure_fed.rounds.cohort import dummy_sampler, invited
 from secure_fed.rounds.open_settings import unsteady
 from secure_fed.rounds.placement import NOWHERE, Placement, Population, placement_of
 from secure_fed.tensors.low_rank import in_own_factors
@@ -58,7 +58,7 @@ class Protection:
     tosses its own coin for whether to train, and nobody else learns the outcome. audited: units are held out for an audit. The
     share depends on the number of units, so the guarantee takes that number as public. correlated: the server's noise, where a
     round's noise depends on earlier rounds. dummies: units beside the real ones that are nobody's data. beside: the number of
-    dummies expected in a sum.
+    dummies expected beside the clients of a round.
     """
 
     unit: str = "none"
@@ -120,7 +120,7 @@ class Protection:
         (`noise_weights`). With shares of noise: as if no client had dropped out.
         """
         if self.shares is not None:
-            return self.shares.std(clip_norm, dim, self.shares.contributors - self.beside) / cohort
+            return self.shares.std(clip_norm, dim, self.shares.contributors) / cohort
         if self.placement.server_noise:
             return self.mechanism.std(clip_norm) / cohort
         std = self.contribution_mechanism.std(clip_norm)
@@ -187,14 +187,12 @@ def protect(
     entropy: Entropy | None = None,
     numbers: int = 0,
     mechanism: Made | None = None,
-    allows: Callable[[int], bool] = lambda dummies: True,
 ) -> Protection:
     """The protection that a configuration requests; without a unit none, beside the dummies that it requests.
 
     names: of the clients. units: examples, or persons, at each client. passes: releases a round. numbers: the number
     of trained coordinates; 0 where it is unknown, and then there are only the dummies that the configuration requests.
-    mechanism: makes the user's own mechanism from a noise multiplier. allows: whether the masked sums of the configuration are
-    possible with a number of dummy clients.
+    mechanism: makes the user's own mechanism from a noise multiplier.
     """
     privacy, placement = config.privacy, placement_of(config)
     if mechanism is not None:
@@ -202,8 +200,7 @@ def protect(
         require_open_sums(config, passes)
     if placement.plan is None:
         chosen = config.evaluation.dummies or 0
-        among_clients = chosen if kind_of(config) == "client" else 0
-        return Protection(dummies=Count(chosen), beside=expected_dummies(cohorts, among_clients))
+        return Protection(dummies=Count(chosen), beside=_beside(config, cohorts, chosen))
     if privacy.unit not in card.units:
         message = f"{card.name} cannot protect privacy.unit = {privacy.unit!r}: {card.refusals[privacy.unit]}"
         raise ConfigError(message).about("privacy.unit", privacy.unit, f"one of {', '.join(card.units)}")
@@ -211,11 +208,11 @@ def protect(
     population = Population(names, units, cohorts, passes, mechanism)
     with activity("calibrating the noise"):
         plan = placement.plan(config, population)
-    room = _room(config, placement, population, numbers, plan.noise_multiplier, allows)
+    room = _room(config, placement, population, numbers, plan.noise_multiplier)
     dummies = count(config, room)
-    _require_as_seldom(dummies, room, cohorts)
-    everybody, beside = _of_a_sum(config, placement, population, dummies.dummies)
-    shares = _shares(config, plan.noise_multiplier, everybody, beside) if placement.share_noise else None
+    _require_as_seldom(dummies, room)
+    in_a_sum = invited(cohorts, len(names), hidden=privacy.hidden_cohort)
+    shares = _shares(config, plan.noise_multiplier, in_a_sum) if placement.share_noise else None
     return Protection(
         unit=privacy.unit,
         placement=placement,
@@ -228,83 +225,44 @@ def protect(
         hidden=privacy.hidden_cohort,
         audited=config.audit_fraction > 0,
         dummies=dummies,
-        beside=beside,
+        beside=_beside(config, cohorts, dummies.dummies),
         correlated=CorrelatedNoise(plan.correlation, config.federation.rounds) if plan.correlation.band > 1 else None,
     )
 
 
-def _require_as_seldom(dummies: Count, room: Room, cohorts: Sampler) -> None:
+def _beside(config: RunConfig, cohorts: Sampler, dummies: int) -> int:
+    """The number of dummies expected beside the clients of a round, if a run has so many dummies."""
+    sampler = dummy_sampler(cohorts, dummies) if kind_of(config) == "client" else None
+    return round(sampler.expected) if sampler else 0
+
+
+def _require_as_seldom(dummies: Count, room: Room) -> None:
     """Refuse a number of dummies that would take part more often than a client: an audit would find more than is promised."""
-    if isinstance(cohorts, FixedSize) and 0 < dummies.dummies < room.fewest:
+    if 0 < dummies.dummies < room.fewest:
         raise ConfigError(
             f"evaluation.dummies is {dummies.dummies}: cohorts of fixed size have one dummy client at least, so each would "
             f"take part more often than a client; set it to {room.fewest} or more, or to 0"
         ).about("evaluation.dummies", dummies.dummies, f"at least {room.fewest}, or 0")
 
 
-def _of_a_sum(config: RunConfig, placement: Placement, population: Population, dummies: int) -> tuple[int, int]:
-    """The participants invited to a sum of clients, and the dummies among them, if a run has so many dummies."""
-    among, hidden, cohorts = 0 if placement.step_noise else dummies, config.privacy.hidden_cohort, population.cohorts
-    beside = beside_cohort(cohorts, among, hidden=hidden)
-    return invited(with_dummies(cohorts, among), len(population.names) + among, hidden=hidden), beside
-
-
-def _shares(config: RunConfig, noise_multiplier: float, everybody: int, silent: int) -> DistributedGaussian:
-    """The mechanism of the shares: enough noise without the clients that may vanish or collude, and without dummies.
-
-    everybody: the participants of a sum. silent: the dummies among them. They add no noise, so the noise is the same as
-    without them and comes from real clients.
-    """
+def _shares(config: RunConfig, noise_multiplier: float, clients: int) -> DistributedGaussian:
+    """The mechanism of the shares: enough noise without the clients that may vanish or collude. clients: of a sum."""
     from privacy.distributed import DistributedGaussian
-
-    counted = _counted(config, everybody, silent)
-    bits: Literal[32, 64] = 32 if config.secure_aggregation.bits == 32 else 64
-    if silent and counted < 1:
-        raise ConfigError(
-            f"evaluation.dummies puts {silent} dummy clients beside {everybody - silent} clients of a sum; after the assumed "
-            "dropouts and colluding clients no share of noise is certain to remain: lower it, or secure_aggregation.dropout "
-            "and corrupt"
-        ).about("evaluation.dummies", silent, "fewer, so that a share of noise is left to count on")
-    return DistributedGaussian(noise_multiplier, everybody, counted, bits)
-
-
-def _counted(config: RunConfig, everybody: int, silent: int) -> int:
-    """The noise shares that a sum has at least, if all who vanish or collude are clients and none is a dummy."""
     from protocols.thresholds import counted_shares
 
     settings = config.secure_aggregation
-    return counted_shares(everybody, settings.corrupt, settings.dropout) - silent
+    bits: Literal[32, 64] = 32 if settings.bits == 32 else 64
+    counted = counted_shares(clients, settings.corrupt, settings.dropout)
+    return DistributedGaussian(noise_multiplier, clients, counted, bits)
 
 
-def _room(
-    config: RunConfig,
-    placement: Placement,
-    population: Population,
-    numbers: int,
-    z: float,
-    allows: Callable[[int], bool] = lambda dummies: True,
-) -> Room:
+def _room(config: RunConfig, placement: Placement, population: Population, numbers: int, z: float) -> Room:
     """The public numbers that determine how many dummies a run can have."""
     if placement.step_noise:
         return Room(sum(population.units), config.training.batch, numbers, z)
-    cohorts, masked = population.cohorts, config.secure_aggregation.enabled
-    in_turn = masked and isinstance(cohorts, PublicOrder)
-    # A whole number of dummies is in every sum of a cohort of fixed size.
-    whole = isinstance(cohorts, FixedSize) and not config.privacy.hidden_cohort
-
-    def counted(dummies: int) -> int:
-        return _counted(config, *_of_a_sum(config, placement, population, dummies))
-
-    return Room(
-        len(population.names),
-        cohorts.expected,
-        numbers,
-        z,
-        own_noise=placement.own_noise,
-        shares=counted if placement.share_noise else None,
-        allows=allows,
-        fewest=math.ceil(1 / cohorts.rate - 1e-9) if in_turn or whole else 0,
-    )
+    cohorts = population.cohorts
+    fewest = math.ceil(1 / cohorts.rate - 1e-9) if isinstance(cohorts, FixedSize) else 0
+    return Room(len(population.names), cohorts.expected, numbers, z, own_noise=placement.own_noise, fewest=fewest)
 
 
 def require_steady(protection: Protection, method: Method, initial: State, rounds: int) -> None:

@@ -22,7 +22,7 @@ from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, Sh
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail, added_up, noise_so_far
 from secure_fed.rounds.sums import Intake, Record, Summing
-from secure_fed.rounds.transport import Request, Transport
+from secure_fed.rounds.transport import Participant, Request, Transport
 from secure_fed.tensors.sums import PlainSum
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -45,9 +45,13 @@ class Server:
     """The server's part of a round, step by step; `engine` has their order.
 
     names: of the clients, and after them of the dummies. charge: makes the charge for one release of the federation durable,
-    or refuses it; the round and the pass are noted. summing: sums the contributions of a pass. tail: the last rounds, whose
-    models are averaged. dummies: the sampler of a round's dummies; the cohort is drawn as if there were none. scoring:
-    updates the membership scores of dummies.
+    or refuses it; the round and the pass are noted. summing: sums the clients' contributions of a pass. tail: the last rounds,
+    whose models are averaged. dummies: dummy clients, which the server runs itself. dummy_sampler: draws those of a round; the
+    cohort is drawn as if there were none. scoring: updates their membership scores.
+
+    What dummies contribute is a function of public numbers, and of noise that each adds itself where every client does. The
+    server adds it to the sum of the clients, behind masks to the unmasked sum, and after any noise on that sum. So masks,
+    noise and divisor are those of a run without dummies.
     """
 
     method: Method
@@ -60,30 +64,32 @@ class Server:
     charge: Callable[[int, str], None]
     summing: Summing
     tail: Tail
-    dummies: Sampler | None = None
+    dummies: Sequence[Participant] = ()
+    dummy_sampler: Sampler | None = None
     scoring: Scoring | None = None
 
     @property
     def clients(self) -> int:
         """The number of clients. Participants with a higher index are dummies."""
-        return len(self.names) - getattr(self.dummies, "population", 0)
+        return len(self.names) - getattr(self.dummy_sampler, "population", 0)
 
     def draw(self, round_: int) -> list[int]:
-        """The participants of a round: the cohort and its dummies, or everybody if each client tosses its own coin.
+        """The participants of a round: the cohort, or all clients if each tosses its own coin; and after them the dummies.
 
         Coins are secret if the guarantee relies on them, else they come from the seed.
         """
         if self.protection.hidden:
-            return list(range(len(self.names)))
-        cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM), round_)
-        if self.dummies is None:
+            cohort = list(range(self.clients))
+        else:
+            cohort = self.sampler.draw(self._coins("cohort", round_, _COHORT_STREAM), round_)
+        if self.dummy_sampler is None:
             return cohort
-        beside = self.dummies.draw(self._coins("dummies", round_, _DUMMY_STREAM), round_)
+        beside = self.dummy_sampler.draw(self._coins("dummies", round_, _DUMMY_STREAM), round_)
         return [*cohort, *(self.clients + dummy for dummy in beside)]
 
     def _coins(self, name: str, round_: int, number: int) -> Uniform:
         """The coins of a round: secret if the guarantee relies on them, else from the seed and `number`."""
-        if self.protection.hides_cohort:
+        if self.protection.hides_cohort or self.protection.hidden:
             return self.protection.entropy.stream(name, round_).uniform
         return np.random.default_rng([self.seed, round_, number]).random
 
@@ -111,15 +117,23 @@ class Server:
         return self.protection.layout(self.method, state, pass_name, self.personal)
 
     def gather(self, participants: Sequence[int], request: Request, layout: Layout, transport: Transport) -> Intake:
-        """Send the request to these participants, and sum their contributions."""
-        return self.summing.gather(participants, request, layout, transport)
+        """Send the request to the clients among these participants, and sum their contributions; beside them, the dummies'."""
+        clients = self.without_dummies(participants)
+        intake = self.summing.gather(clients, request, layout, transport)
+        dummies = [number for number in participants if number >= self.clients]
+        if dummies:
+            beside = PlainSum(layout)
+            for number in dummies:
+                beside.add(self.dummies[number - self.clients].handle(request).contribution)
+            intake.of_dummies = beside.total()
+            intake.received += dummies
+        return intake
 
     def release(self, intake: Intake, state: State, pass_name: str) -> Tensors:
         """The mean contribution, noised by the mechanism. A method sees nothing else.
 
         Noised sums are divided by the expected cohort size, which is public, and never by the drawn size; an empty cohort still
-        releases noise. Other sums are divided by the weight that arrived from clients, and an empty one is zero. Dummies add
-        nothing to any divisor.
+        releases noise. Other sums are divided by the weight that arrived from clients, and without any the mean is zero.
         """
         if intake.rejected and not self.without_dummies(intake.received) and not self.protection.hides_cohort:
             raise TrainingError(
@@ -131,11 +145,11 @@ class Server:
             total = self._noised(total, state, pass_name)
         if self.protection.placement.expected_divisor:
             weight = self.sampler.expected
-        elif beside := len(intake.received) - len(self.without_dummies(intake.received)):
-            weight -= beside
-            if weight < 0.5:  # only dummies contributed, so no client changed anything
-                return total * 0.0
-        return total * (1.0 / weight) if weight else total
+        if not weight:
+            return total * 0.0
+        if intake.of_dummies is not None:
+            total = total + intake.of_dummies
+        return total * (1.0 / weight)
 
     def _noised(self, total: Tensors, state: State, pass_name: str) -> Tensors:
         """The sum with the server's noise. Only the noised sum is checked, since a refusal is visible."""
@@ -166,11 +180,10 @@ class Server:
         return record | sizes | ({"cohort": round(cohort), "rejected": []} if hides else {})
 
     def traffic(self, state: State, plan: RoundPlan, cohort: float) -> tuple[float, float]:
-        """The bytes that a cohort of this size sends and receives in this round with its dummies, whatever it trained.
+        """The bytes that a cohort of this size sends and receives in this round, whatever it trained.
 
         With masks all invited clients send, and for a hidden cohort these are all clients.
         """
-        cohort += self.dummies.expected if self.dummies else 0.0
         up = down = 0.0
         after = state.tensors.select(plan.trainable).without(self.personal)
         means: dict[str, Tensors] = {}

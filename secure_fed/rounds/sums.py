@@ -55,7 +55,7 @@ class Intake:
 
     received: participants whose contribution is in the sum. rejected: clients whose contribution or message was refused.
     losses: mean local training losses. spent: the cost of secure aggregation, None without masks. suspects: clients that opened
-    wrong shares in it.
+    wrong shares in it. of_dummies: the sum of dummies beside it, who are in `received` too; None without any.
     """
 
     total: Summation
@@ -66,6 +66,7 @@ class Intake:
     bytes_down: int = 0
     spent: Spent | None = None
     suspects: list[int] = field(default_factory=list)
+    of_dummies: Tensors | None = None
 
 
 class RoundLost(TrainingError):  # noqa: N818 - the way a round ended
@@ -98,13 +99,11 @@ class Summing(Protocol):
 class OpenSum:
     """`Summing` of contributions that the server receives one by one, and keeps only for a median or trimmed mean.
 
-    names: of all participants. real: the number of clients among them; the others are dummies, whose loss means nothing.
-    skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty: the sum of a pass before
-    its first contribution.
+    names: of the clients. skip_nonfinite: whether a contribution that is not finite is left out; else it ends the run. empty:
+    the sum of a pass before its first contribution.
     """
 
     names: Sequence[str]
-    real: int
     skip_nonfinite: bool
     empty: Callable[[Layout], Summation] = PlainSum
 
@@ -128,8 +127,7 @@ class OpenSum:
                 ) from error
             return
         intake.received.append(reply.client)
-        if reply.client < self.real:
-            intake.losses.append(reply.loss)
+        intake.losses.append(reply.loss)
 
     def require_plausible(self, noised: Tensors, clip_norm: float, std: float) -> None:
         """Refuses nothing: each client clips its own contribution, and the run trusts clients to do so."""

@@ -3,7 +3,7 @@
     started      settled settings, the problem, and the method's tensors: the same for every party
     protect      the noise, the clip norm and the plan of a private run
     parties_of   clients, dummies and server, each with what it may know
-    masks        around the parties, if secure aggregation is enabled
+    masks        around the clients, if secure aggregation is enabled
 
 Every party is complete before its name exists in `assemble`, so no party can receive a half-made one.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,14 +39,14 @@ from secure_fed.learning.training.local_function import LocalFunction, trainer_o
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trial_results import user_file
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
-from secure_fed.rounds.client import Client, ClientSetup, Joined, Registered
+from secure_fed.rounds.client import Client, ClientSetup, Registered
 from secure_fed.rounds.client_models import part, personal_names, require_ranks, require_shared_factors
-from secure_fed.rounds.cohort import cohort_sampler, dummy_sampler, vacancies, with_dummies
+from secure_fed.rounds.cohort import cohort_sampler, dummy_sampler, vacancies
 from secure_fed.rounds.diagnostics import Watch, watch
 from secure_fed.rounds.dummies import Dummy, DummyScores, canary_setups, dummy_clients, dummy_examples
 from secure_fed.rounds.engine import Charges, charges_nothing
 from secure_fed.rounds.local_function import require_function, require_trainable, require_undivided
-from secure_fed.rounds.masked.wiring import Elsewhere, Masks, allowed, behind_masks, in_process
+from secure_fed.rounds.masked.wiring import Elsewhere, Masks, behind_masks, in_process
 from secure_fed.rounds.open_settings import paced, reached, settled, unhurt
 from secure_fed.rounds.protection import (
     Protection,
@@ -164,14 +163,13 @@ def assemble(
         masks = behind_masks(
             config,
             protection,
-            with_dummies(start.sampler, len(parties.dummies)),
-            parties.everybody,
+            start.sampler,
+            parties.clients,
             method,
             tensors,
             start.personal,
             objective.device,
             start.sampler if isinstance(start.sampler, PublicOrder) else None,
-            parties.server.dummies,
             elsewhere,
         )
     server = replace(parties.server, summing=masks.sums) if masks else parties.server
@@ -194,7 +192,7 @@ def assemble(
         clients=parties.clients,
         dummies=parties.dummies,
         masks=masks,
-        transport=in_process(config, parties.everybody, masks, *_trainer(config, parties.setup, start.trained)),
+        transport=in_process(config, parties.clients, masks, *_trainer(config, parties.setup, start.trained)),
         server=server,
         ways=parties.setup.ways,
         usual_rate=usual_rate,
@@ -237,10 +235,7 @@ def _protected(
     start = started(config, method, whole, own=mechanism is not None, steps=steps)
     config, problem, plan = start.config, start.problem, start.plan
     names, units, passes = problem.names, problem.units, len(plan.passes)
-    bearable = partial(allowed, config, start.sampler, len(names))
-    protection = protect(
-        config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism, bearable
-    )
+    protection = protect(config, method.card, names, units, start.sampler, passes, entropy, start.trained, mechanism)
     pool = dummies(config, protection.dummies, names, units)
     initial = State(start.tensors, clip_norm=protection.clip_norm)
     usual_rate = unhurt(config).federation.server_rate
@@ -365,13 +360,6 @@ class Parties:
     dummies: Sequence[Dummy]
     server: Server
 
-    @property
-    def everybody(self) -> Sequence[Client]:
-        """The clients, then the dummies."""
-        if isinstance(self.clients, Registered):
-            return Joined(self.clients, self.dummies)
-        return [*self.clients, *self.dummies]
-
 
 def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: Watch | None, train: Train) -> Parties:
     """The parties over a start. pool: the dummies, as units. watched: observes clients' training. train: local training."""
@@ -390,7 +378,7 @@ def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: W
     else:
         index = {name: number for number, name in enumerate(problem.names)} if pool.units else {}
         turns = turns_of(server, [index[unit.client] for unit in pool.units], passes)
-    server = replace(server, scoring=_scoring(config, pool, setup, turns))
+    server = replace(server, dummies=beside, scoring=_scoring(config, pool, setup, turns))
     return Parties(charges, attendance, setup, clients, beside, server)
 
 
@@ -461,9 +449,9 @@ def _server(
         personal=setup.personal,
         seed=settings.seed,
         charge=charges.charge if protection.placement.charges_federation else charges_nothing,
-        summing=OpenSum(names, len(problem.names), settings.nonfinite == "skip", empty),
+        summing=OpenSum(problem.names, settings.nonfinite == "skip", empty),
         tail=tail,
-        dummies=dummy_sampler(sampler, len(beside)),
+        dummy_sampler=dummy_sampler(sampler, len(beside)),
     )
 
 

@@ -132,9 +132,9 @@ def hidden_cohort_traffic(assembly: Assembly) -> str:
     if not assembly.protection.hidden:
         return ""
     server, clients = assembly.server, len(assembly.clients)
-    senders, rounds = clients + len(assembly.dummies), assembly.config.federation.rounds
+    rounds = assembly.config.federation.rounds
     up, down = server.traffic(assembly.initial, server.plan(assembly.initial), clients)  # the model goes to everybody
-    each, back, whole = map(_megabytes, (up / senders, down / senders, rounds * (up + down)))
+    each, back, whole = map(_megabytes, (up / clients, down / clients, rounds * (up + down)))
     return (
         f"privacy.hidden_cohort = true: each of the {clients:,} clients sends {each} and receives {back} in every round, "
         f"whether it trains or not, which makes {whole} for all clients over the whole run"

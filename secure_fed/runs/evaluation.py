@@ -2,7 +2,8 @@
 
 A state is measured on the test set, and with `evaluation.per_client` each client's model on the client's own examples. Where
 tensors are personal, the shared model has their initial values, and its metrics say nothing: the test set's metrics are then
-means over clients' own models. Not under privacy, where clients' own models are not released.
+means over clients' own models. Not under privacy, where clients' own models are not released; and where clients are on machines
+of their own, which alone have these models, nothing is measured.
 
 Evaluations are compared by the task's headline metric (F1 of entities and of answers, else accuracy), or by loss in a run that
 does not measure it. Choosing a model by a test set reveals something about that test set. So under privacy the test set must be
@@ -44,6 +45,8 @@ def evaluated(assembly: Assembly, state: State) -> Record:
         return metrics_of(assembly, tensors, problem.test) | written
 
     task = assembly.config.data.task
+    if assembly.config.method.personal and not assembly.everybody_here:
+        return {}
     found = [tested(tensors) for tensors in _models(assembly, state)]
     record: Record = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
     if settings.target_accuracy is not None:

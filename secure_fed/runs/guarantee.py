@@ -196,7 +196,7 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
             )
     if count := protection.dummies.dummies:
         dummies = (
-            f". The sums contain {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the "
+            f". The releases contain {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the "
             "audit alone; they leave the noise as it is, and their membership figures are computed from the releases alone"
         )
     uncovered: tuple[str, ...] = (*words.not_covered, *(_SEVERAL_CLIENTS if plan.exposures else ()))
@@ -324,15 +324,13 @@ def _of_shares(protection: Protection, masks: Masks) -> str:
     """With noise that the clients add inside sums."""
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
     least, chance = terms.least(masks.invited), terms.choice(masks.invited).failure
-    most = least - protection.beside - counted
-    colluding = f"colluding with at most {most} of" if most else "colluding with none of"
-    beside = f" ({protection.beside} of them dummy clients)" if protection.beside else ""
+    colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
     server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
     unless = ""
     if chance:  # rounded up to a power of two
         unless = f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
     return (
-        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum{beside}, learns only noised "
+        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised "
         f"sums, in each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} of them is "
         f"unmasked{unless}; {otherwise}"
     )

@@ -12,7 +12,8 @@ Coins decided which of these units trained. A negative result means little; a po
 
 A figure of rows needs no coins (`of_rows`): rows that trained against rows that did not. Every run has it whose owner names
 rows that no client trains on (`evaluation.non_members`), and a private run also where it has no figure of dummies: then test
-rows of the same kind stand for non-members. Since no coin decided who trained, it can mislead, and says how.
+rows of the same kind stand for non-members. Since no coin decided who trained, it can mislead, and says how. In a deployment
+each node finds the figure of its own rows, and keeps it.
 
 Figures of the data are computed from members' losses without noise, so no guarantee covers them, and a private run keeps them
 in `private/` for the owner of the data.
@@ -64,9 +65,9 @@ def public_figure(assembly: Assembly, state: State) -> dict[str, Any]:
     found = of_run(assembly, state)
     if found["auc"] is not None or assembly.protection.plan is None:
         return found
-    if assembly.problem.sizes is not None:
-        return found | {"why": _DEPLOYED}
-    if assembly.pools["data"].units:
+    if not assembly.everybody_here:
+        elsewhere = _AT_NODES
+    elif assembly.pools["data"].units:
         elsewhere = "the owner of the data has a figure of held-out units in private/, which no guarantee covers"
     elif stand_ins(assembly):
         elsewhere = "the owner of the data has a figure of single rows in private/, which no guarantee covers"
@@ -206,8 +207,6 @@ def stand_ins(assembly: Assembly) -> str:
     Test rows do if they are of the same kind as the training rows: held out of the same data, or made by the same generator.
     """
     problem = assembly.problem
-    if problem.sizes is not None:  # of a deployment: no party has members' rows beside others
-        return ""
     if len(problem.non_members):
         return "non_members"
     return "test" if problem.facts["test"]["from"] in _OF_TEST else ""
@@ -270,10 +269,8 @@ def _even(count: int, most: int) -> NDArray[np.int64]:
 _WOULD = "would give the owner of the data a figure"
 _NAME_ROWS = f"rows of the same kind that no client trains on, named as evaluation.non_members, {_WOULD}"
 _GIVE_ROWS = f"rows of the same kind that no client trains on, given as non_members, {_WOULD}"
-_DEPLOYED = (
-    "a deployment has no dummies, since the party that ran one would know what it contributes, and nobody has members' rows "
-    "beside others; a simulation of these settings has a figure (secure-fed train), and a member can audit the final model on "
-    "rows of its own (secure-fed audit model)"
+_AT_NODES = (
+    "each member finds a figure of its own rows at its node, if it names rows it does not train on (non_members)"
 )
 _NOT_ALONG = (
     "with {} clients do not send the change of the same tensors in every round: to measure how far the model moved along a "

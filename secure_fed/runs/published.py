@@ -40,7 +40,7 @@ _PROTOCOL: Table = {
 FACTS: Table = {
     "task": SETTINGS,
     "label_names": DECLARED,
-    "clients": DECLARED,
+    **dict.fromkeys(("clients", "member"), DECLARED),
     "partition": {"kind": SETTINGS, "jensen_shannon": WITHHELD, "sizes": WITHHELD, "digest": WITHHELD},
     "test": {"from": SETTINGS, "rows": TEST},
     "privacy": SETTINGS,

@@ -172,7 +172,6 @@ def masked_facts(assembly: Assembly, records: Sequence[Record]) -> dict[str, Any
         "neighbours": choice.neighbours,
         "threshold": choice.threshold,
         "least": terms.least(clients),
-        "dummies": assembly.protection.beside,
         "shares": None if (shares := assembly.protection.shares) is None else shares.shares,
         "corrupt": choice.corrupt,
         "active": terms.settings.active,

@@ -91,7 +91,7 @@ def run(assembly: Assembly, run_dir: Path | None, *, resume: bool, notify: Notif
     privacy, subject = assembly.config.privacy, Subject.of(assembly.config, assembly.problem)
     plan = assembly.protection.plan
     if run_dir is not None:
-        require_same_start(run_dir, assembly.config, _facts(assembly), _admits(assembly))
+        require_same_start(run_dir, assembly.config, facts_of(assembly), _admits(assembly))
     if plan:
         plan = require_room(privacy, plan, run_dir, subject)
         notify("on_promise", guarantee.promised(assembly, plan, cost_in_words(privacy, plan, run_dir)))
@@ -304,7 +304,7 @@ def _start(
     if store is None:
         return assembly.initial, []
     noted = {"noise_alone": noise_alone} if noise_alone else {}
-    store.begin(assembly.config, _facts(assembly) | noted, _admits(assembly))
+    store.begin(assembly.config, facts_of(assembly) | noted, _admits(assembly))
     store.save_membership(assembly.pools["data"])
     checkpoint, records = store.restore()
     if checkpoint is None:
@@ -315,7 +315,7 @@ def _start(
     return checkpoint.state, records
 
 
-def _facts(assembly: Assembly) -> dict[str, Any]:
+def facts_of(assembly: Assembly) -> dict[str, Any]:
     """The facts that a run notes at its start, and by which a resumed run is recognised."""
     noted = {"model_digest": assembly.base_digest, "versions": versions(), "local": _name_of(assembly.local)}
     noted |= {"origin": origin()}

@@ -117,13 +117,12 @@ class RunStore:
 
     def save(self, state: State, personal: Mapping[int, Tensors], shown: Values, withheld: Values) -> None:
         """Make a finished round durable. withheld: the private part of its record."""
-        folder = private_part(self.path)
         if self._private:
-            append_line(folder / OWN_ROUNDS, json.dumps({"round": state.round, **withheld}), private=True)
+            line = json.dumps({"round": state.round, **withheld})
+            append_line(private_part(self.path) / OWN_ROUNDS, line, private=True)
         append_line(self.path / METRICS, json.dumps(shown))
         if personal:
-            file = folder / personal_file(state.round)
-            write_checkpoint(file, State(Tensors(), state.round), personal, {}, private=True)
+            write_personal(self.path, state.round, personal)
         write_checkpoint(self.path / CHECKPOINT, state, {}, {}, private=False)
         self._keep_personal_of(state.round)
 
@@ -354,6 +353,20 @@ def write_checkpoint(
     atomic_write(file, content, private=private)
 
 
+def write_trained(path: Path, config: RunConfig, facts: Mapping[str, Any], state: State, personal: Tensors) -> None:
+    """Write a model that a run elsewhere has trained, for `export.trained.load_run`: a run directory without rounds and result.
+
+    personal: the tensors of the client that the facts name as `member`. All of it is for its owner alone.
+    """
+    shown, _ = published.of_facts(facts, private=config.privacy.unit != "none")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in ((CONFIG, config.to_dict()), (FACTS, shown)):
+        atomic_write(path / name, _pretty(content), private=True)
+    if personal:
+        write_personal(path, state.round, {facts["clients"].index(facts["member"]): personal})
+    write_checkpoint(path / CHECKPOINT, state, {}, {}, private=True)
+
+
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The state after the last finished round, if any round finished; without personal tensors."""
     return _read(path / CHECKPOINT)
@@ -369,7 +382,12 @@ def read_released(path: Path) -> Checkpoint | None:
     return _read(private_part(path) / RELEASED)
 
 
-def read_personal(path: Path, round_: int) -> Mapping[int, Tensors]:
+def write_personal(path: Path, round_: int | str, personal: Mapping[int, Tensors]) -> None:
+    """Write the personal tensors of clients, for `read_personal`."""
+    write_checkpoint(made_private(path) / personal_file(round_), State(Tensors()), personal, {}, private=True)
+
+
+def read_personal(path: Path, round_: int | str) -> Mapping[int, Tensors]:
     """The personal tensors of clients after that round, by client; clients without any are left out."""
     found = _read(private_part(path) / personal_file(round_))
     return found.personal if found else {}
@@ -410,7 +428,8 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         one = tensors[name]
         found.update(f"{name} {one.dtype} {tuple(one.shape)} ".encode())
-        found.update(one.flatten().view(torch.uint8).numpy().data)
+        if one.numel():  # an empty array of numpy has strides that no view allows
+            found.update(one.flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

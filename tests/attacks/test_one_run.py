@@ -13,7 +13,6 @@ from attacks import canary_cosine, loss, one_run
 from attacks.adversary.case import Case, Inapplicable, Seen, Settings, Target
 from attacks.audit import audited
 from attacks.evidence.bounds import lower_bound
-from privacy.distributed import DistributedGaussian
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import Gaussian
 from secure_fed.config import RunConfig
@@ -179,7 +178,9 @@ def with_dummies(
     with ExitStack() as silent:
         if not noise:
             silent.enter_context(patch.object(Gaussian, "noised", canaried._clean))
-            silent.enter_context(patch.object(DistributedGaussian, "encoded", DistributedGaussian.silent))
+            silent.enter_context(
+                patch("privacy.distributed.discrete_gaussian", lambda _, size, __: np.zeros(size, np.int64))
+            )
         result = built.run()
     summary = {**result.summary, "privacy": {**result.summary["privacy"], "private": True}}  # noise came from a seed
     recorded = Recorded({0: built.assembly.initial.tensors, **states.kept}, lr=dict.fromkeys(range(rounds), 0.05))

@@ -6,7 +6,7 @@ Their scores under correlated noise are as powerful as the guarantee allows, and
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,13 +25,14 @@ from privacy.sampling_and_turns import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.number_of_dummies import COST, Room, count, dummies
+from secure_fed.learning.audit_pool.number_of_dummies import COST, Count, Room, count, dummies
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
 from secure_fed.rounds.cohort import dummy_sampler
 from secure_fed.rounds.dummies import SCORES, Floats, Past, whitened_evidence
 from secure_fed.rounds.server import Server
+from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import membership
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen
@@ -108,22 +109,26 @@ def test_dummies_that_do_not_pull_change_nothing(place: str) -> None:
     without = built({name: value for name, value in settings.items() if name not in OPEN})
     alone = without.run().state.tensors
     far = float((beside - alone).norm())
-    if place in ("central", "fixed", "example"):
+    if place != "local":
         assert far == 0
-    elif place in ("none", "masked", "fixed and masked"):  # a sum of more participants is rounded to another grid
-        assert far < 1e-5
-    else:  # shares and grid differ, and with local noise dummies add noise too
+    else:  # with local noise dummies add noise too
         assert 0 < far < 4 * float((alone - without.assembly.initial.tensors).norm())
 
 
 def sent_by(place: str, *, member: bool, **more: Any) -> list[Tensors]:
-    """The unmasked contributions of one dummy in all rounds."""
+    """What one dummy contributes in all rounds."""
     federation = built({**UNITS["client"], **PLACES[place], "federation.cohort": 8, **more})
-    pool = federation.assembly.pools["dummies"]
-    who = len(federation.assembly.clients) + int(np.flatnonzero(pool.members == member)[0])
-    exchanges = private_toys.recorded(federation)
-    federation.run()
-    return [reply.contribution for _, reply in exchanges if reply.client == who]
+    number = int(np.flatnonzero(federation.assembly.pools["dummies"].members == member)[0])
+    dummy, found = federation.assembly.dummies[number], list[Tensors]()
+    handle = dummy.handle
+
+    def noted(request: Request) -> Reply:
+        found.append((reply := handle(request)).contribution)
+        return reply
+
+    with patch.object(dummy, "handle", noted):
+        federation.run()
+    return found
 
 
 def test_a_member_sends_the_clip_norm_along_its_direction_and_any_other_zeros() -> None:
@@ -147,26 +152,50 @@ def test_with_noise_of_the_clients_own_a_dummy_that_is_no_member_sends_noise_alo
         assert 0.07 < float(Layout.of(one).flatten(one).std()) < 0.14  # 0.1 = noise multiplier x clip norm
 
 
-@pytest.mark.parametrize("place", chosen(["distributed", "hidden"], ["hidden"]))
-def test_shares_of_noise_are_brought_by_clients_alone_and_counted_among_them(place: str) -> None:
-    """Dummies bring no shares; the guarantee counts those left if all dropouts and all colluders are clients."""
-    federation = built({**UNITS["client"], **PLACES[place], "secure_aggregation.corrupt": 0.2}, sizes=(4,) * 16)
-    shares, asked = federation.assembly.protection.shares, 16 if place == "hidden" else 4
-    assert shares is not None
-    assert federation.assembly.masks is not None
-    beside = federation.assembly.protection.beside
-    invited = federation.assembly.masks.invited
-    assert (beside, invited) == (12 if place == "hidden" else 3, asked + beside)
-    assert shares.shares == federation.assembly.masks.sums.terms.least(invited) - math.ceil(0.2 * invited) - beside
-    brought = []
+@pytest.mark.parametrize("place", chosen(["masked", "fixed and masked", "distributed", "hidden"], ["distributed"]))
+def test_masks_and_shares_of_noise_are_those_of_a_run_without_dummies(place: str) -> None:
+    """Who runs a dummy knows what it contributes, so it hides nobody, holds no share of a key, and brings no noise."""
 
-    def noted(sigma: int, size: int, stream: Any) -> Any:
-        brought.append(size)
-        return np.zeros(size, dtype=np.int64)
+    def terms(dummies_: int) -> Any:
+        settings = {**UNITS["client"], **PLACES[place], "evaluation.dummies": dummies_}
+        masks = built(settings, sizes=(4,) * 16).assembly.masks
+        assert masks is not None
+        protection = replace(masks.sums.terms.protection, dummies=Count(), beside=0, plan=None)
+        return replace(masks.sums.terms, run="", registry=None, protection=protection)
 
-    with patch("privacy.distributed.discrete_gaussian", noted):
-        federation.run()
-    assert len(brought) == 3 * asked
+    assert terms(12) == terms(0)
+
+
+@pytest.mark.parametrize("place", chosen(["masked", "distributed", "local"], ["distributed"]))
+def test_the_released_sum_is_that_of_the_clients_and_what_the_dummies_contribute(place: str) -> None:
+    """With the same noise and coins, in the sum of every round: naively, C along the direction of each drawn member."""
+    runs = [built({**UNITS["client"], **PLACES[place], "evaluation.dummies": n}) for n in (12, 0)]
+    means: list[list[Tensors]] = [[], []]
+    for federation, found in zip(runs, means, strict=True):
+        released = Server.release
+
+        def noted(self: Server, *of: Any, into: list[Tensors] = found, inner: Any = released) -> Tensors:
+            into.append(mean := inner(self, *of))
+            return mean
+
+        with patch.object(Server, "release", noted):
+            federation.run()
+    federation, first = runs[0], len(runs[0].assembly.clients)
+    pool, layout = federation.assembly.pools["dummies"], Layout.of(means[0][0])
+    drawn = [number - first for number in federation.assembly.server.draw(0) if number >= first]
+    pulls = [direction(pool.units[number].name, 0, layout) * 0.1 for number in drawn if pool.members[number]]
+    expected = sum((layout.flatten(one) for one in pulls), start=torch.zeros(layout.size)) / 4
+    moved = layout.flatten(means[0][0] - means[1][0], torch.float32)
+    if place == "local":  # each dummy adds noise of its own
+        assert 0.1 * math.sqrt(len(drawn)) / 4 == pytest.approx(float((moved - expected).std()), rel=0.3)
+    else:
+        assert float((moved - expected).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("place", ["central", "hidden"])
+def test_dummies_are_drawn_in_secret_where_clients_are(place: str) -> None:
+    draws = {tuple(built({**UNITS["client"], **PLACES[place]}, seed).assembly.server.draw(0)) for seed in range(6)}
+    assert len({tuple(number for number in draw if number >= 8) for draw in draws}) > 1
 
 
 @pytest.mark.parametrize("unit", chosen(UNITS, ["client"]))
@@ -222,27 +251,10 @@ def test_the_cost_alone_limits_their_number_and_there_are_none_where_too_few_fit
     few = count(config, Room(100, 10.0, 40, 0.6))
     assert (few.dummies, "would cost 6.9 %" in few.why) == (0, True), "they would drown the noise of forty numbers"
     assert count(config, Room(5000, 250.0, 24_000, 0.6, own_noise=True)).dummies == 49
-    assert not count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 20)).dummies
-    assert count(config, Room(100, 10.0, 24_000, 0.6, allows=lambda m: m < 50)).dummies == 49
+    assert count(config, Room(100, 10.0, 24_000, 0.6, fewest=100)).dummies == 100
+    assert "101 are needed" in count(config, Room(100, 10.0, 24_000, 0.6, fewest=101)).why
     asked = config.replace({("evaluation", "dummies"): 7})
     assert count(asked, Room(5, 2.0, 10, 0.01)).dummies == 7
-
-
-@pytest.mark.parametrize("place", ["masked", "fixed and masked", "distributed", "hidden"])
-def test_masked_sums_have_as_many_as_their_terms_allow(place: str) -> None:
-    """By default a run has the most dummies with which it can be built; each costs no noise share more than a hundredth."""
-    settings = {**CLIENT, **PLACES[place], "evaluation.dummies": None, "privacy.noise_multiplier": 30.0}
-    settings |= {"secure_aggregation.corrupt": 0.05, "secure_aggregation.dropout": 0.05}
-    federation = built(settings, sizes=(4,) * 40)
-    found, shares = federation.assembly.protection.dummies.dummies, federation.assembly.protection.shares
-    alone = built({**settings, "evaluation.dummies": 0}, sizes=(4,) * 40).assembly.protection.shares
-    if shares is not None and alone is not None:
-        assert found == 0 or alone.shares / shares.shares - 1 <= COST
-    if place != "hidden":
-        assert 20 <= found <= 100
-    if 0 < found < 100:
-        with pytest.raises(ConfigError) if shares is None else nullcontext():
-            built({**settings, "evaluation.dummies": found + 1}, sizes=(4,) * 40)
 
 
 @given(st.integers(2, 60), st.integers(1, 60), st.integers(1, 120))

@@ -170,12 +170,12 @@ def test_so_it_is_of_one_that_ended_early(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("masked", [{}, MASKED], ids=["plain", "masked"])
-def test_what_dummies_send_is_recorded_beside_what_clients_send(tmp_path: Path, masked: dict[str, Any]) -> None:
+def test_what_clients_send_is_recorded_without_dummies_who_send_nothing(tmp_path: Path, masked: dict[str, Any]) -> None:
     run = Run.of(tmp_path, {**private_toys.NOISE, **UPDATES, **masked, "evaluation.dummies": 4}, sizes=(3, 3, 3))
     found = run.recorded
     run.require_own(found)
-    assert masked or {one.client for one in found.updates} == set(run.federation.assembly.server.names)
-    assert not masked or {one.clients for one in found.sums} == {7}
+    assert masked or {one.client for one in found.updates} == set(run.federation.assembly.problem.names)
+    assert not masked or {one.clients for one in found.sums} == {3}
 
 
 def test_that_of_another_run_is_refused(updates: Run, tmp_path: Path) -> None:

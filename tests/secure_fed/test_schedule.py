@@ -24,13 +24,10 @@ from privacy.sampling_and_turns import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.number_of_dummies import Room, count
 from secure_fed.methods.method import State
 from secure_fed.report.result import Result
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.cohort import cohort_sampler, dummy_sampler
-from secure_fed.rounds.placement import SUM, Population
-from secure_fed.rounds.protection import _room
 from secure_fed.rounds.transport import Request
 from secure_fed.runs.budget import RunBudget
 from tests.cells import chosen, every
@@ -88,23 +85,9 @@ def test_dummies_come_no_oftener_and_no_closer_than_clients(clients: int, size: 
 
 def test_dummies_are_in_the_sums_in_turn() -> None:
     built = federation({**IN_TURN, "federation.cohort": 3, "evaluation.dummies": 4}, sizes=TWELVE)
-    zeros, _ = of_zeros(built)
-    built.run()
-    beside = [[client for client in asked if client >= 12] for _, asked in zeros.asked]
+    beside = [[one for one in built.assembly.server.draw(round_) if one >= 12] for round_ in range(6)]
     assert [len(own) for own in beside] == [1] * 6
     assert sorted(own[0] for own in beside[:4]) == [12, 13, 14, 15]
-
-
-def test_by_default_there_is_a_dummy_in_every_masked_sum_or_none_at_all() -> None:
-    """Beside 5,000 clients in cohorts of 10 there is room for 500 dummies: one in each of 500 rounds, too few for 501."""
-    config, room = toys.config(), Room(5000, 10, 100_000, 1.0)
-    assert count(config, room).dummies == count(config, replace(room, fewest=500)).dummies == 500
-    none = count(config, replace(room, fewest=501))
-    assert none.dummies == 0
-    assert "501 are needed" in none.why
-    built = federation({**IN_TURN, **MASKED}, sizes=TWELVE)
-    population = Population(built.assembly.problem.names, TWELVE, order_of(built), 1)
-    assert _room(built.assembly.config, SUM, population, 10, 1.0).fewest == 4
 
 
 @every(
@@ -421,14 +404,13 @@ def test_a_mechanism_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"evaluation.dummies": 2},
         {"evaluation.audit_fraction": 0.5},
         {  # in this order some round has two clients, who survive often enough, and no client joins a sum of two
             **{"evaluation.audit_fraction": 0.6, "federation.cohort": 3, "federation.seed": 2},
             "secure_aggregation.dropout": 0.4,
         },
     ],
-    ids=["dummies", "held out", "two left"],
+    ids=["held out", "two left"],
 )
 def test_an_order_with_rounds_too_empty_for_masks_is_refused_at_the_start(settings: dict[str, Any]) -> None:
     with refused(ConfigError):

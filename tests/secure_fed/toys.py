@@ -183,7 +183,7 @@ def server(
         "charge": lambda round_, pass_name: None,
         "tail": Tail(0, 1),
     }
-    summing = OpenSum(NAMES, len(NAMES), skip_nonfinite, open_sum)
+    summing = OpenSum(NAMES, skip_nonfinite, open_sum)
     return Server(**{**usual, "summing": summing, **changed})
 
 

@@ -10,15 +10,15 @@ send a vector of length C in a random direction. On each of d coordinates of a s
 a noise of (z C)^2, so that the variance of the noise seems larger by the share
 
     central          k / (2 d z^2)
-    distributed      the same, plus the part of the noise shares that may be lost to dropped or colluding clients among k more
+    distributed      the same
     local            k / R (1 + 1 / (2 d z^2)), since a dummy adds noise to its contribution like every client
     steps            b m / n / (2 d z^2): a step draws b of n examples (or persons), and the same share of m dummies
 
 The number of a run by default. It would have `wanted` dummies: 100, whose AUC has an interval of about .1 on either side, or a
 tenth as many as its units where that is more, at most 2,000, and fewer, down to 20, where a direction has so many numbers that
 more of them would slow down every round. It has the largest number up to this one that costs at most a hundredth of the noise
-(`COST`) and that the terms of masked sums allow (`Room.allows`), and none if that is below 20, which is too few for a figure.
-Nothing else limits it, so there may be more dummies than units. The divisor of a mean is the same as without dummies.
+(`COST`), and none if that is below 20, which is too few for a figure. Nothing else limits it, so there may be more dummies than
+units. The divisor of a mean is the same as without dummies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,8 @@ _NUMBERS = 1 << 28  # of all directions together: computing them takes seconds i
 class Room:
     """Public numbers of a run. units: the number of clients, or of all their examples or persons. expected: the expected number
     of units in a release: a sum's cohort, or a step's batch. numbers: the number of trained entries. noise_multiplier: z; 0
-    without privacy. own_noise: whether every client noises its own contribution, dummies too. shares: of a number of dummies,
-    the noise shares of honest clients that a sum then has at least; None if noise is not made of shares. allows: whether masked
-    sums are possible with a number of dummies. fewest: the number of dummies below which they would take part more often
-    than clients, or be missing in some sum that needs one.
+    without privacy. own_noise: whether every client noises its own contribution, dummies too. fewest: the number of dummies
+    below which they would take part more often than clients.
     """
 
     units: int
@@ -55,8 +53,6 @@ class Room:
     numbers: int
     noise_multiplier: float
     own_noise: bool = False
-    shares: Callable[[int], int] | None = None
-    allows: Callable[[int], bool] = lambda dummies: True
     fewest: int = 0
 
     def cost(self, dummies: int) -> float:
@@ -65,12 +61,7 @@ class Room:
             return math.inf
         share = dummies / self.units
         pulling = share * self.expected / (2 * self.numbers * self.noise_multiplier**2)
-        if self.own_noise:
-            return share + pulling / self.expected
-        if self.shares is None:
-            return pulling
-        left = self.shares(dummies)  # noise shares grow, since fewer of them are certain to be there
-        return pulling + (self.shares(0) / left - 1) if left > 0 else math.inf
+        return share + pulling / self.expected if self.own_noise else pulling
 
     @property
     def wanted(self) -> int:
@@ -78,12 +69,10 @@ class Room:
         usual = min(MOST, max(ENOUGH, math.floor(SHARE * self.units + 1e-9)))
         return max(FEWEST, min(usual, _NUMBERS // max(1, self.numbers)))
 
-    def most(self, fits: Callable[[int], bool]) -> int:
-        """The largest number up to `wanted` that fits, where more never fit if fewer do not; 0 if none does."""
-        return bisect_right(range(1, self.wanted + 1), False, key=lambda dummies: not fits(dummies))
-
-    def affordable(self, dummies: int) -> bool:
-        return self.cost(dummies) <= COST
+    @property
+    def affordable(self) -> int:
+        """The largest number up to `wanted` that costs at most `COST`."""
+        return bisect_right(range(1, self.wanted + 1), COST, key=self.cost)
 
 
 @dataclass(frozen=True)
@@ -99,8 +88,7 @@ def count(config: RunConfig, room: Room) -> Count:
     chosen = config.evaluation.dummies
     if chosen is not None:
         return Count(chosen, "" if chosen else "evaluation.dummies is 0")
-    cheap = room.most(room.affordable)
-    if cheap < FEWEST:
+    if (cheap := room.affordable) < FEWEST:
         cost = 100 * room.cost(FEWEST)
         return Count(
             0,
@@ -108,20 +96,11 @@ def count(config: RunConfig, room: Room) -> Count:
             "figure needs would cost "
             + (f"{cost:.2g} %; evaluation.dummies = {FEWEST} adds them anyway" if math.isfinite(cost) else "all of it"),
         )
-    fit = room.most(lambda dummies: dummies <= cheap and room.allows(dummies))
-    if fit >= max(FEWEST, room.fewest):
-        return Count(fit)
-    if fit >= FEWEST:
+    if cheap < room.fewest:
         return Count(
-            0,
-            f"{fit} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client and no "
-            "masked sum of a public order is without one",
+            0, f"{cheap} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client"
         )
-    return Count(
-        0,
-        f"masked sums allow at most {fit} dummy client{'' if fit == 1 else 's'}, and a figure needs {FEWEST}: lower "
-        "secure_aggregation.dropout or corrupt, or raise federation.cohort",
-    )
+    return Count(cheap)
 
 
 def dummies(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:

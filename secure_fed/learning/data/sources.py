@@ -406,18 +406,18 @@ def of_one_party(task: Reads, paths: Sequence[Path], setting: str, *others: str)
     return tables
 
 
-def require_apart(rows: Rows, trained: Rows) -> None:
-    """Refuse rows of `evaluation.non_members` whose texts are also the texts of a training row, whatever their labels are."""
+def require_apart(rows: Rows, trained: Rows, setting: str = "evaluation.non_members") -> None:
+    """Refuse rows of this setting whose texts are also the texts of a training row, whatever their labels are."""
     members = set(_plain(trained))
     if both := [number for number, row in enumerate(_plain(rows), 1) if row in members]:
-        raise are_members(len(both), both[0], "labels, white space and capitals do not count")
+        raise are_members(len(both), both[0], "labels, white space and capitals do not count", setting)
 
 
-def are_members(count: int, first: int, compared: str) -> DataError:
+def are_members(count: int, first: int, compared: str, setting: str = "evaluation.non_members") -> DataError:
     return DataError(
-        f"evaluation.non_members has {count} rows that are also training rows, such as row {first} ({compared}): what a client "
+        f"{setting} has {count} rows that are also training rows, such as row {first} ({compared}): what a client "
         "trains on is a member, so take them out"
-    ).about("evaluation.non_members", count, "rows that no client trains on")
+    ).about(setting, count, "rows that no client trains on")
 
 
 def _plain(rows: Rows) -> list[tuple[str, str]]:

@@ -115,21 +115,15 @@ def require_terms(parameters: Parameters, terms: Terms, round_: int) -> None:
     """Refuse a session whose parameters differ from the run's terms in anything but its number, its clients, its layout and its
     words' encoding.
 
-    Also refuse more dummies in a sum than the run has, and in a public order clients whose turn it is not.
+    Also refuse clients that the run does not have, and in a public order those whose turn it is not.
     """
     own = terms.parameters(parameters.round, parameters.clients, parameters.layout, parameters.length, parameters.bound)
     if own != parameters:
         raise Tampering("the session's parameters are not those of the run's configuration", protected=_NOTHING)
-    somebody = terms.of_somebody(parameters.clients)
-    if terms.order is not None and not set(somebody) <= set(terms.order.of_round(round_)):
+    if terms.clients is not None and max(parameters.clients) >= terms.clients:
+        raise Tampering("the server invites a client that the run does not have", protected=_NOTHING)
+    if terms.order is not None and not set(parameters.clients) <= set(terms.order.of_round(round_)):
         raise Tampering("the server invites clients whose turn it is not in the public order", protected=_NOTHING)
-    dummies = len(parameters.clients) - len(somebody)
-    if not terms.varies and dummies > terms.protection.beside:
-        raise Tampering(
-            f"{dummies} of the {len(parameters.clients)} clients that the server invites are dummy clients, and the "
-            f"run's configuration has {terms.protection.beside} in a sum",
-            protected=_NOTHING,
-        )
 
 
 def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
@@ -151,8 +145,8 @@ def contributors(stage: Stage, me: int, terms: Terms) -> frozenset[int] | None:
 
 
 def require_enough(contributing: Collection[int], parameters: Parameters, terms: Terms) -> None:
-    """Aborted if too few clients, dummies apart, contribute for their sum to hide each of them."""
-    fewest, found = terms.fewest(len(parameters.clients)), len(terms.of_somebody(contributing))
+    """Aborted if too few clients contribute for their sum to hide each of them."""
+    fewest, found = terms.fewest(len(parameters.clients)), len(contributing)
     if found < fewest:
         raise Aborted(
             f"{found} clients contribute to the sum and the others send zeros: at least {fewest} must contribute"

@@ -19,9 +19,8 @@ from protocols.keys import Identity
 from secure_fed.errors import TrainingError
 from secure_fed.learning.training.local import Job, Trained
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.dummies import Dummy
 from secure_fed.rounds.masked.checks import ExpectedRounds, Passes, contributors, require_enough, require_expected
-from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Noised, Words
+from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Words
 from secure_fed.rounds.sums import Clock
 from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
 from secure_fed.tensors.tensors import Layout
@@ -197,12 +196,8 @@ class MaskedClient:
             self._right = stage
 
     def _encoding(self, request: Request) -> Encoding:
-        """The run's encoding, for a dummy without noise."""
         layout = self._rounds.expected(request).layouts[request.pass_name]
-        encoding = self._terms.encoding(layout.size, request.clip_norm)
-        if isinstance(encoding, Noised) and isinstance(self.client, Dummy):
-            return replace(encoding, silent=True)
-        return encoding
+        return self._terms.encoding(layout.size, request.clip_norm)
 
     def _count(self) -> None:
         """Refuse more noised sums than the run reserved, unmasked or not."""

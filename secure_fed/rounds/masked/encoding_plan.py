@@ -182,15 +182,10 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Noised:
-    """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked.
-
-    silent: the encoding of a dummy, which adds no noise. Its words are masked like all others, so they look the same; the
-    noise of a sum is as it would be without dummies, and comes from real clients alone.
-    """
+    """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked."""
 
     plan: PublicPlan
     mechanism: DistributedGaussian
-    silent: bool = False
 
     @property
     def length(self) -> int:
@@ -208,8 +203,7 @@ class Noised:
 
     def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
         values = np.zeros(self.plan.size) if contribution is None else contribution.values
-        encode = self.mechanism.silent if self.silent else self.mechanism.encoded
-        return to_words(encode(values, self.plan.clip_norm, stream), self.mechanism.bits)
+        return to_words(self.mechanism.encoded(values, self.plan.clip_norm, stream), self.mechanism.bits)
 
     def decode(self, total: Words) -> Contribution:
         values = self.mechanism.decoded(centred(total), self.plan.clip_norm, self.plan.size)

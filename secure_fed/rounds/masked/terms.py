@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -57,9 +57,8 @@ class Terms:
     invited: the number of clients invited to a sum, which is public. places: the largest number of clients in a sum. varies:
     coins draw the cohort; it is then filled up to `invited` with clients that contribute zeros, and only a larger draw invites
     more, up to `places`. most_weight: the largest weight; a larger one counts as this. registry: the identities of all clients,
-    known to everybody before the run; needed where the server may lie. real: the number of clients; participants with a higher
-    index are dummies. None: there are no dummies. order: the public order of clients, if cohorts follow one. run: an
-    identifier that no other run has.
+    known to everybody before the run; needed where the server may lie. clients: the number of the run's clients; None: it is
+    not checked. order: the public order of clients, if cohorts follow one. run: an identifier that no other run has.
     """
 
     settings: SecureAggregationConfig
@@ -69,7 +68,7 @@ class Terms:
     varies: bool = False
     most_weight: float = 1.0
     registry: Registry | None = None
-    real: int | None = None
+    clients: int | None = None
     order: PublicOrder | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -141,20 +140,13 @@ class Terms:
         return self.varies and self.settings.active
 
     def fewest(self, clients: int) -> int:
-        """The least number of contributors, dummies apart, in a sum of `clients` clients if others send zeros."""
-        return max(FEWEST, self._with_two_honest(clients))
-
-    def _with_two_honest(self, clients: int) -> int:
-        return colluding(max(clients, self.invited), self.settings.corrupt) + 2
-
-    def of_somebody(self, clients: Collection[int]) -> list[int]:
-        """The clients without the dummies."""
-        return [client for client in clients if self.real is None or client < self.real]
+        """The least number of contributors in a sum of `clients` clients if others send zeros: two of them are honest."""
+        return max(FEWEST, colluding(max(clients, self.invited), self.settings.corrupt) + 2)
 
     def require_contributors(self, places: int, rate: float) -> None:
         """Refuse coins that may draw a cohort too small for a sum that declares its contributors.
 
-        places: the number of coins, dummies apart, since dummies are not counted as contributors.
+        places: the number of coins.
 
         Such a round can be neither skipped nor redrawn: either would reveal the cohort size, which the guarantee requires to be
         secret. So its probability must be negligible.
@@ -182,7 +174,6 @@ class Terms:
         self.choice(self.invited)
         self._require_counted_shares()
         if not self.varies:
-            self._require_real_survivors()
             return
         settings = self.settings
         for name in ("neighbours", "threshold"):
@@ -198,31 +189,18 @@ class Terms:
                 self.choice(clients)  # its error names the setting to lower
 
     def _require_counted_shares(self) -> None:
-        """PlanError if the fewest survivors, without colluders and dummies, have fewer shares of noise than are counted.
+        """PlanError if the fewest survivors, without colluders, have fewer shares of noise than are counted.
 
-        No setting leads there: noise and terms follow from one number of participants. This holds the two together.
+        No setting leads there: noise and terms follow from one number of clients. This holds the two together.
         """
-        shares, beside = self.protection.shares, self.protection.beside
+        shares = self.protection.shares
         if shares is None:
             return
-        honest = self.least(self.invited) - colluding(self.invited, self.settings.corrupt) - beside
+        honest = self.least(self.invited) - colluding(self.invited, self.settings.corrupt)
         if honest < shares.shares:
             raise PlanError(
                 f"the guarantee counts {shares.shares} shares of noise, and a sum may have only {honest} of honest clients"
             )
-
-    def _require_real_survivors(self) -> None:
-        """Require two honest clients in every sum, even if only clients vanish and no dummy does.
-
-        There are at least `least` survivors, and at most `beside` dummies among the invited.
-        """
-        left, enough = self.least(self.invited) - self.protection.beside, self._with_two_honest(self.invited)
-        if left < enough:
-            raise ConfigError(
-                f"of {self.invited} clients in a masked sum {self.protection.beside} are dummy clients; if the allowed share "
-                f"drops out, {left} others may remain, and at least {enough} are needed: lower evaluation.dummies, "
-                "secure_aggregation.dropout or corrupt, or raise federation.cohort"
-            ).about("evaluation.dummies", self.protection.beside, f"at least {enough} others in a sum")
 
     def encoding(self, size: int, clip_norm: float) -> Encoding:
         """The encoding of contributions of `size` numbers, which does not depend on the number of participants."""

@@ -24,8 +24,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
 from secure_fed.rounds.client import Client
-from secure_fed.rounds.cohort import beside_cohort, invited, with_dummies
-from secure_fed.rounds.dummies import Dummy
+from secure_fed.rounds.cohort import invited
 from secure_fed.rounds.masked.checks import ExpectedRounds
 from secure_fed.rounds.masked.client import MaskedClient, masked_clients
 from secure_fed.rounds.masked.server import MaskedSum
@@ -111,23 +110,20 @@ def behind_masks(
     personal: Sequence[str],
     device: torch.device,
     order: PublicOrder | None = None,
-    beside: Sampler | None = None,
     elsewhere: Elsewhere | None = None,
 ) -> Masks | None:
     """The masks for `secure_aggregation`; None if it is not enabled. Refuses a federation that is too small.
 
-    order: the public order of clients, if cohorts follow one. beside: the sampler of a round's dummies. elsewhere: given where
-    not all clients are on this machine.
+    order: the public order of clients, if cohorts follow one. elsewhere: given where not all clients are on this machine.
     """
     federation = config.federation
     if not config.secure_aggregation.enabled:
         return None
-    real = sum(not isinstance(client, Dummy) for client in clients)
-    terms = _terms(config, protection, sampler, len(clients), real, order, elsewhere)
+    terms = _terms(config, protection, sampler, len(clients), order, elsewhere)
     terms.require_feasible()
     if order is not None:
-        _require_full(terms, order, beside, federation.rounds)
-    terms.require_contributors(real, sampler.rate)
+        _require_full(terms, order, federation.rounds)
+    terms.require_contributors(len(clients), sampler.rate)
     clock = Clock()
     coin = sampler.rate if protection.hidden else None
     fails = federation.nonfinite == "fail"
@@ -147,35 +143,15 @@ def behind_masks(
     return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
 
 
-def allowed(config: RunConfig, cohorts: Sampler, clients: int, dummies: int) -> bool:
-    """Whether masked sums over these clients are possible beside so many dummies: with two honest clients in each, a graph and
-    a threshold, and contributors enough. True without masks.
-    """
-    if not config.secure_aggregation.enabled:
-        return True
-    hidden, placement = config.privacy.hidden_cohort, placement_of(config)
-    beside = beside_cohort(cohorts, dummies, hidden=hidden)
-    protection = Protection(placement=placement, hidden=hidden, beside=beside)
-    sampler = with_dummies(cohorts, dummies)
-    try:
-        terms = _terms(config, protection, sampler, clients + dummies, clients, None, None)
-        terms.require_feasible()
-        terms.require_contributors(clients, sampler.rate)
-    except ConfigError:
-        return False
-    return True
-
-
 def _terms(
     config: RunConfig,
     protection: Protection,
     sampler: Sampler,
     clients: int,
-    real: int,
     order: PublicOrder | None,
     elsewhere: Elsewhere | None,
 ) -> Terms:
-    """The terms of the masked sums. clients: the number of participants, dummies included; real: without dummies."""
+    """The terms of the masked sums of so many clients."""
     settings = config.secure_aggregation
     registry = elsewhere.registry if elsewhere else Registry(clients)
     return Terms(
@@ -186,27 +162,21 @@ def _terms(
         varies=isinstance(sampler, Poisson) and sampler.rate < 1 and not protection.hidden,
         most_weight=float(settings.most_examples) if config.federation.weighting == "examples" else 1.0,
         registry=registry if settings.active else None,
-        real=real,
+        clients=clients,
         order=order,
         run=elsewhere.run if elsewhere else uuid.uuid4().hex,
     )
 
 
-def _require_full(terms: Terms, order: PublicOrder, beside: Sampler | None, rounds: int) -> None:
+def _require_full(terms: Terms, order: PublicOrder, rounds: int) -> None:
     """Refuse an order in which some round has so many empty places that it has no sum and would end the run."""
-    dummies = beside if isinstance(beside, PublicOrder) else None
-
-    def present(round_: int) -> int:
-        return len(order.of_round(round_)) + (len(dummies.of_round(round_)) if dummies else 0)
-
-    emptiest = min(range(rounds), key=present)
-    if (found := present(emptiest)) < (least := max(FEWEST, terms.least(found))):
+    emptiest = min(range(rounds), key=lambda round_: len(order.of_round(round_)))
+    if (found := len(order.of_round(emptiest))) < (least := max(FEWEST, terms.least(found))):
         raise ConfigError(
-            f"round {emptiest + 1} of the public order has {found} clients, dummy clients included, fewer than the {least} "
-            "that a masked sum needs, since held-out clients and missing dummy clients leave places empty: set "
-            f"evaluation.dummies to 0 or to at least {math.ceil(1 / order.rate)}, evaluation.audit_fraction to 0, or raise "
+            f"round {emptiest + 1} of the public order has {found} clients, fewer than the {least} that a masked sum needs, "
+            "since held-out clients leave places empty: set evaluation.audit_fraction to 0, or raise "
             "secure_aggregation.dropout"
-        ).about("evaluation.dummies", found, f"at least {least} in every masked sum")
+        ).about("evaluation.audit_fraction", found, f"at least {least} in every masked sum")
 
 
 def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
@@ -216,12 +186,11 @@ def _invited(sampler: Sampler, protection: Protection, clients: int) -> int:
     outcome of a sum nor its cost depends on the cohort size.
     """
     usual = invited(sampler, clients, hidden=protection.hidden)
-    real = usual - protection.beside  # a dummy's contribution is known, so it hides nobody
-    if real < FEWEST:
+    if usual < FEWEST:
         raise ConfigError(
-            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {real}: raise "
+            f"secure_aggregation.enabled needs {FEWEST} clients at least in a round, and there are {usual}: raise "
             "federation.cohort; in a sum of two, each client could compute the other's contribution"
-        ).about("federation.cohort", real, f"at least {FEWEST} with secure_aggregation.enabled = true")
+        ).about("federation.cohort", usual, f"at least {FEWEST} with secure_aggregation.enabled = true")
     if protection.hides_cohort and isinstance(sampler, Poisson):
         return min(sampler.seldom_exceeded(_SELDOM), clients)
     return usual

@@ -62,6 +62,7 @@ MESSAGES = [
     Refusal("PolicyError", "no"),
     Left(),
     End(),
+    End(2, Tensors()),
     Ended(),
     Staged(4, b"\x05\x06"),
     STAGE,
@@ -91,6 +92,15 @@ def test_a_reply_brings_every_number() -> None:
     for name, part in TENSORS.parts().items():
         assert found.contribution.parts()[name].dtype == part.dtype
         assert torch.equal(found.contribution.parts()[name], part)
+
+
+def test_the_end_brings_the_final_model() -> None:
+    found = decode(encode(End(7, TENSORS)))
+    assert isinstance(found, End)
+    assert found.round == 7
+    assert {name: part.tolist() for name, part in found.tensors.parts().items()} == {
+        name: part.tolist() for name, part in TENSORS.parts().items()
+    }
 
 
 def changed(message: Any, **fields: Any) -> Envelope:

@@ -143,7 +143,7 @@ def test_the_status_shows_what_the_node_joined(tmp_path: Path) -> None:
     os.utime(kept, (0, 0))
     with printed() as lines, held(home):
         assert main(["node", "status", str(home)]) == 0
-    (joined,) = [line for line in lines if kept.parent.name[:12] in line]
+    (joined,) = [line for line in lines if kept.parent.name[:12] in line and "hospitals" in line]
     assert "hospitals  open, 2 of 2 rounds, last contact 1970-01-01T00:00:00Z, epsilon 7.9" in joined
     for member in party.charter.members:
         assert any(fingerprint(member.identity) in line and line.endswith(member.name) for line in lines)

@@ -112,22 +112,15 @@ def test_cohorts_of_thousands_are_judged() -> None:
     ("settings", "setting"),
     [
         ({**COINS, "federation.cohort": 6}, "federation.cohort"),
-        (
-            {**COINS, "evaluation.dummies": 20, "secure_aggregation.corrupt": 0.0, "federation.cohort": 15},
-            "federation.cohort",
-        ),
         ({**NOTHING, "federation.cohort": 1}, "federation.cohort"),
         ({**NOTHING, "federation.cohort": 2}, "federation.cohort"),
-        ({**NOTHING, "secure_aggregation.dropout": 0.25, "secure_aggregation.corrupt": 0.1}, "evaluation.dummies"),
     ],
 )
 def test_too_few_contributors_are_refused_before_the_run(settings: dict[str, Any], setting: str) -> None:
-    """Dummies do not count, neither in cohorts of fixed size nor by their coins."""
+    """Dummies do not count, since they are in no masked sum."""
     with refused(ConfigError, setting):
         federation(settings, sizes=[2] * 12 if "federation.sampling" in settings else TWENTY)
 
-
-# Dummies, whose contributions are not secret. They have the last client numbers.
 
 COHORTS: dict[str, dict[str, Any]] = {
     "distributed": {**DISTRIBUTED, **BESIDE},
@@ -137,30 +130,11 @@ COHORTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("cohort", COHORTS)
-def test_no_cohort_of_fixed_size_has_more_dummies_than_the_plan(cohort: str) -> None:
-    """Ten of sixteen invited clients are dummies. With more, the guarantee would count on real clients that are missing."""
-    built = federation(COHORTS[cohort], sizes=[2] * 12)
+def test_a_sum_with_a_client_that_the_run_does_not_have_is_refused(cohort: str) -> None:
+    """Such as a dummy, of which the server knows everything: it would hide nobody, and bring no noise."""
+    built = federation({**COHORTS[cohort], "secure_aggregation.active": False}, sizes=[2] * 12)
     request = request_of(built)
-    assert (built.assembly.masks.invited, built.assembly.protection.beside) == (16, 10)  # type: ignore[union-attr]
-    for real in (1, 5):
-        clients = [*range(2, 2 + real), *range(12, 28 - real)]
-        found = session(built, request, clients=clients)
-        assert set(found.refused) == set(clients)
-        assert found.alike
-        assert found.refused[VICTIM][:2] == ("advertise", Tampering)
-    assert not session(built, request, clients=[*range(2, 8), *range(12, 22)]).refused
-
-
-DECLARED = {"evaluation.dummies": 20, "secure_aggregation.corrupt": 0.0}
-
-
-def test_dummies_do_not_count_among_contributors() -> None:
-    """The federation also starts only because dummies are left out of the check of cohort sizes."""
-    built, dummies = build(**DECLARED), tuple(range(20, 40))
-    few, three = (VICTIM, 7), (VICTIM, 7, 8)
-
-    def told(real: tuple[int, ...], **lies: Any) -> Heard:
-        return summed(built, real + dummies, {*real, *dummies}, clients=range(40), **lies)
-
-    assert told(few).refused == dict.fromkeys(range(40), ("mask", Aborted, ""))
-    assert told(three, number=1, lost=7).refused == dict.fromkeys(set(range(40)) - {7}, ("consistency", Aborted, ""))
+    clients = [*range(2, 7), 12]
+    found = session(built, request, clients=clients)
+    assert found.refused[VICTIM][:2] == ("advertise", Tampering)
+    assert not session(built, request, clients=range(2, 8)).refused

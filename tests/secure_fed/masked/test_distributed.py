@@ -100,22 +100,21 @@ IN_TURN = {"federation.sampling": "schedule", "secure_aggregation.corrupt": 0.1,
     [
         {"federation.cohort": 20, "evaluation.audit_fraction": 1.0},
         {"federation.cohort": 16, "evaluation.audit_fraction": 0.5},
-        {"federation.cohort": 12, "evaluation.audit_fraction": 0.9, "evaluation.dummies": 5},
         {"federation.cohort": 12, "evaluation.dummies": 5},
         {"federation.sampling": "fixed", "federation.cohort": 18, "evaluation.audit_fraction": 1.0},
         {**HIDDEN, "federation.sampling": "poisson", "federation.cohort": 12, "evaluation.audit_fraction": 0.5},
     ],
 )
 def test_a_sum_has_as_many_honest_shares_as_the_guarantee_counts(settings: dict[str, Any]) -> None:
-    """Of the fewest survivors, without colluders and dummies; also where held-out clients leave the order's places empty."""
+    """Of the fewest survivors, without colluders; also where held-out clients leave the order's places empty."""
     built = federation({**DISTRIBUTED, **IN_TURN, **settings}, sizes=[2] * 20)
     protection, masks = built.assembly.protection, built.assembly.masks
     assert protection.shares is not None
     assert masks is not None
     terms = masks.sums.terms
-    honest = terms.least(masks.invited) - colluding(masks.invited, 0.1) - protection.beside
+    honest = terms.least(masks.invited) - colluding(masks.invited, 0.1)
     assert protection.shares.shares == honest
-    assert protection.shares.contributors == masks.invited <= len(built.assembly.clients) + len(built.assembly.dummies)
+    assert protection.shares.contributors == masks.invited <= len(built.assembly.clients)
 
 
 def test_terms_with_fewer_honest_shares_than_counted_are_refused() -> None:
