@@ -25,7 +25,6 @@ _FACTS = {
     "neighbours": 3,
     "threshold": 2,
     "least": 3,
-    "dummies": 0,
     "shares": None,
     "corrupt": 1,
     "active": False,

@@ -72,7 +72,6 @@ PRIVATE: dict[str, dict[str, Any]] = {
 }
 SKETCH = {"rows.*.sketch_residual": 0.001, "rows.1.sketch_residual": 0.02, "result.metrics.sketch_residual": 0.001}
 RING = {"clients": 1000, "neighbours": 96, "threshold": 40, "corrupt": 39, "failure": 7e-13, "abort": 1e-6}
-BESIDE = {"clients": 275, "least": 262, "dummies": 25, "shares": 154}
 LOST = {
     **{"rows.0.lost": "a client dealt shares that do not fit", "rows.0.caught": {"client-3": "dealt wrong shares"}},
     **{"rows.0.masked.survivors": None, "rows.1.caught": {"client-1": "opened wrong shares"}},
@@ -94,7 +93,6 @@ BOTH: dict[str, dict[str, Any]] = {
     "masks, and noise of the server on sums": {"edit": masked("central")},
     "the same, cohorts of fixed size": {"edit": masked("central fixed")},
     "shares of noise": {"edit": masked("distributed")},
-    "shares of noise, beside dummy clients": {"edit": masked("distributed", **BESIDE)},
     "shares of noise, a hidden cohort": {"edit": masked("hidden")},
     "noise of each client": {"edit": masked("local")},
     "noise in training": {"edit": masked("example")},

@@ -98,7 +98,8 @@ def count(config: RunConfig, room: Room) -> Count:
         )
     if cheap < room.fewest:
         return Count(
-            0, f"{cheap} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client"
+            0,
+            f"{cheap} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client",
         )
     return Count(cheap)
 
