@@ -15,10 +15,10 @@ from attacks.report import sentences
 from secure_fed.runs import roc
 
 VANTAGES = (
-    ("outsider", "Outsider", "the final adapter"),
-    ("fellow_client", "Fellow client", "the shared model after every round"),
-    ("secure_server", "Server behind secure aggregation", "the sum of updates in every round"),
-    ("server", "Server without secure aggregation", "every single update"),
+    ("outsider", "Whoever gets the final model", "the final adapter"),
+    ("fellow_client", "Another client", "the shared model after every round"),
+    ("secure_server", "The server behind masks", "the sum of updates in every round"),
+    ("server", "The server without masks", "every single update"),
 )
 ATTACKS = (
     ("loss", "Loss threshold", "Yeom et al. 2018", "outsider"),
