@@ -32,7 +32,7 @@ MEANS = ("rolora", "fra_lora, sketch", "fedsvd", "fedask", "fedpower")  # their 
 WAYS: dict[str, dict[str, dict[str, Any]]] = {
     "schedule": {},
     "correlated": {"privacy": {"correlation": "banded"}},
-    "coins": {"federation": {"sampling": "poisson"}},
+    "random": {"federation": {"sampling": "poisson"}},
     "left open": {"privacy": {"correlation": "banded"}},
 }
 OPEN = "left open"  # the way in which the run itself chooses steps and clip norm

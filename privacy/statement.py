@@ -12,7 +12,7 @@ NOT_COVERED = (
     "what the timing, message sizes and failures of single machines reveal, and errors that depend on private data: the exit "
     "status shows them",
     "the set of labels, and the names and number of the clients, which are public",
-    "facts about groups of units, such as all clients of one region",
+    "facts about many units together, such as all clients of one region",
 )
 
 

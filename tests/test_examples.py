@@ -68,7 +68,8 @@ def test_every_example_is_run_here() -> None:
     chat = {"clinics.py", "smollm2.py", "ask.py", "chat.toml"}
     assert {path.name for path in (EXAMPLES / "chat").iterdir() if path.is_file()} == chat
     deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
-    told = {"secure-fed-agent.service", "secure-fed-supernode.service", "secure-fed-superlink.service", "compose.yaml"}
+    units = ("agent", "supernode", "superlink", "coordinator")
+    told = {*(f"secure-fed-{unit}.service" for unit in units), "compose.yaml"}
     assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
 
 

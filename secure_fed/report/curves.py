@@ -231,7 +231,7 @@ _MEASURED = "The serialised tensors of all clients of the round, in both directi
 _MASKED = (
     "Everything that secure aggregation sent: keys, shares, masked numbers, and the model on its way to the clients."
 )
-_EXPECTED = "Expected bytes: readers do not learn how many clients took part."
+_EXPECTED = "Expected bytes: this page does not say how many clients took part."
 _NO_TRAIN_LOSS = " No train loss is shown: it would be published without noise."
 _PRODUCT = "product"
 _FACTORS = {"": _PRODUCT, "_a": "factor A", "_b": "factor B"}

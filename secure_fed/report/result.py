@@ -41,7 +41,7 @@ class Result(run.Result):
         found = self.summary
         if found["unit"] == "none" or is_declared(found["test"]["from"]):
             return notebook_table(title(found), rows(found))
-        untested = {**found, "macro_f1": None, "metrics": {}, "commonest": None}
+        untested = {**found, "macro_f1": None, "metrics": {}, "commonest": None, "no_learning": None}
         shown = [row for row in rows(untested) if row[0] != "accuracy"]
         return notebook_table(title(found), shown, _WITHHELD)
 

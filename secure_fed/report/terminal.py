@@ -229,7 +229,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     void = (
         []
         if terms["private"]
-        else [("NOT PRIVATE", "noise or coins were seeded or injected: the guarantee below is void")]
+        else [("NOT PRIVATE", "noise or secret choices were seeded or injected: the guarantee below is void")]
     )
     return [
         *void,

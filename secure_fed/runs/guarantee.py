@@ -262,7 +262,7 @@ def _sampling(assembly: Assembly, plan: Plan) -> str:
     if protection.placement.share_noise and protection.hidden:
         return f"every client takes part in every round, and trains if its own secret coin says so, rate {rate:.4g}"
     if protection.placement.share_noise:
-        return f"no amplification is counted: the participants of a round are visible, rate {rate:.4g}"
+        return f"no amplification is counted: who takes part in a round is visible, rate {rate:.4g}"
     if plan.release.adjacency == "add-remove":
         return f"a client takes part in a round if its own secret coin says so, rate {rate:.4g}"
     return f"a secret random cohort of fixed size in each round, rate {rate:.4g}, counted without replacement"

@@ -145,7 +145,7 @@ def test_where_nothing_can_be_shown_a_pipeline_learns_it(tmp_path: Path, capsys:
         (["few", "--fail-above", "epsilon=5"], 5, "10 candidates cannot show an epsilon above 1.05; prepare more"),
         (["few", "--fail-above", "epsilon=0.1", "--delta", "0.01"], 5, "cannot show an epsilon above 0.00; prepare"),
         (["few", "--fail-above", "epsilon=0.5"], 0, ""),
-        (["alike"], 2, "are alike, so there is nothing to compare the candidates with: prepare and train again"),
+        (["alike"], 2, "so there is nothing to compare them with: prepare and train again"),
         (["unplanted", "--exposure", "--secrets-tried", "3", "--fail-above", "exposure=1"], 5, "no planted secret was"),
     ):
         assert main([*audits, str(tmp_path / arguments[0]), *arguments[1:]]) == status, arguments

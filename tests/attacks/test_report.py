@@ -148,14 +148,14 @@ CHANGED: dict[str, dict[str, Audit]] = {
             PROTECTED, verdict={"level": "none_found", "text": "Words of its own.", "summary": "Words of its own."}
         ),
         "a guarantee for another unit": copied(PROTECTED, unit="client"),
-        "a guarantee that coins cannot test": copied(PROTECTED, epsilon_accounted=None),
+        "a guarantee that chance cannot test": copied(PROTECTED, epsilon_accounted=None),
         "neighbours that are replaced": copied(PROTECTED, **REPLACED),
         "bounds too blunt": cells(PROTECTED, epsilon_lower=0.0, epsilon_showable=3.05),
         "estimates": copied(
             cells(PROTECTED, "canary_cosine", estimates=ESTIMATES),
             main={"attack": "canary_cosine", "vantage": "fellow_client"},
         ),
-        "dummies": copied(PROTECTED, **DUMMIES),
+        "dummy units": copied(PROTECTED, **DUMMIES),
         "one attack alone": ONE,
         "one attack alone, with a wide interval": only(PROTECTED, "loss", auc=0.47, auc_interval=[0.38, 0.56]),
         "one attack alone, with a narrow one": only(PROTECTED, "loss", auc=0.51, auc_interval=[0.49, 0.53]),
@@ -237,7 +237,7 @@ def test_a_terminal_of_80_columns_shows_every_attack(capsys: Capsys, monkeypatch
     for name, audit in (
         ("leaking", copied(LEAKING, method=HOSTILE)),
         ("nothing", {}),
-        *((name, OTHERS[name][1]) for name in (*some, "a guarantee that coins cannot test", "estimates")),
+        *((name, OTHERS[name][1]) for name in (*some, "a guarantee that chance cannot test", "estimates")),
     ):
         display.show(samples.audit(audit))
         printed = capsys.readouterr().out

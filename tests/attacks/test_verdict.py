@@ -80,7 +80,7 @@ def blunt(audit: Audit, *, most: float, of_one: float | None = None) -> Audit:
 VERDICTS: dict[str, dict[str, Audit]] = {
     "none_found": {
         "the protected sample": PROTECTED,
-        "an interval that includes a coin": audit_of(cell(0.53)),
+        "an interval that includes chance": audit_of(cell(0.53)),
         "two results of one attack": audit_of(
             *({**cell(auc), "attack": "loss", "vantage": at} for auc, at in ((0.5, "outsider"), (0.51, "server")))
         ),
@@ -94,14 +94,14 @@ VERDICTS: dict[str, dict[str, Audit]] = {
         "clients, whom servers see": audit_of(cell(0.5), audited_unit="client"),
         "clients, by a server": audit_of({**cell(0.5), "vantage": "secure_server"}, audited_unit="client"),
         "canaries": audit_of(cell(0.5), canaries="direction"),
-        "dummies": audit_of(cell(0.5), **DUMMIES),
+        "dummy units": audit_of(cell(0.5), **DUMMIES),
         "a unit without a name of its own": audit_of(
             cell(0.5), unit="ward", audited_unit="ward", epsilon_accounted=2.0
         ),
-        "groups": audit_of(cell(0.5), unit="person", audited_unit="person", epsilon_accounted=2.0),
+        "persons": audit_of(cell(0.5), unit="person", audited_unit="person", epsilon_accounted=2.0),
         "some attacks alone": samples.copied(PROTECTED, asked_for=["loss"]),
         "a model that stays with clients in part": samples.copied(PROTECTED, personal=["classifier.weight"]),
-        "a guarantee that coins cannot test": audit_of(cell(0.5, epsilon_lower=0.0), unit="example"),
+        "a guarantee that chance cannot test": audit_of(cell(0.5, epsilon_lower=0.0), unit="example"),
         "neighbours that are replaced": samples.copied(PROTECTED, **REPLACED),
         "a guarantee and no bound": audit_of(cell(0.5), **ONE),
         "bounds too blunt to contradict": blunt(PROTECTED, most=3.5),
@@ -131,10 +131,10 @@ VERDICTS: dict[str, dict[str, Audit]] = {
     "leak": {
         "the leaking sample": samples.unprotected(),
         "one attack is not told as several": audit_of(cell(0.7)),
-        "one interval above a coin, alone": audit_of(cell(0.535)),
+        "one interval above chance, alone": audit_of(cell(0.535)),
         "a leak among the first accused": audit_of(cell(0.51, tpr_at_fpr={"0.01": TAIL, "0.001": None})),
         "few units, all right": audit_of(cell(1.0, half=0.0, units=8)),
-        "an interval that begins just above a coin": audit_of(cell(0.9, auc_interval=[0.5004, 0.95])),
+        "an interval that begins just above chance": audit_of(cell(0.9, auc_interval=[0.5004, 0.95])),
         "a leak that nothing covers beside one within": audit_of(
             FOUND, {**cell(0.9, epsilon_lower=2.0), "vantage": "server", "epsilon_accounted": None}, **COVERED
         ),

@@ -91,7 +91,7 @@ def test_a_statement_says_what_a_reader_needs_to_doubt_it() -> None:
 def test_who_is_trusted() -> None:
     found = {case: stated(federation(settings, sizes=FIVE)).trust for case, settings in TRUST.items()}
     many = {**BEHIND, **ACTIVE, "federation.cohort": 36}
-    found["many clients by coins, active"] = stated(federation(many, sizes=[1] * 40)).trust
+    found["many clients at random, active"] = stated(federation(many, sizes=[1] * 40)).trust
     found["only masks, active"] = only_masks(SecureAggregationConfig(enabled=True, active=True), coins=True)
     golden("guarantee/trust.txt", text_of(found))
 
@@ -123,7 +123,7 @@ def test_a_run_without_privacy_says_what_masks_do_and_no_more(tmp_path: Path) ->
         "nothing": {},
         "passive": MASKED,
         "active": MASKED | ACTIVE,
-        "coins": MASKED | coins,
+        "at random": MASKED | coins,
         "nobody colludes": MASKED | {"secure_aggregation.corrupt": 0.0},
     }
     found = {}

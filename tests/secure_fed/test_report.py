@@ -74,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
     "updates were left out": {
         "edit": changed({"rows.0.rejected": ["ward B", "ward C", "ward D"], "rows.2.rejected": ["ward A"]})
     },
-    "cohorts by coins": {"edit": changed({"config.federation.sampling": "poisson"})},
+    "cohorts at random": {"edit": changed({"config.federation.sampling": "poisson"})},
     **{name: {"edit": measuring(name)} for name in MEASURED},
     "all diagnostics": {"edit": measuring(*MEASURED)},
     "variation where A is frozen": {

@@ -54,9 +54,9 @@ PRIVATE: dict[str, dict[str, Any]] = {
     "NOT PRIVATE: the noise was injected": stated(private=False),
     "NOT PRIVATE: epsilon is infinite": stated(epsilon=math.inf),
     "NOT PRIVATE: nothing is stated": {"edit": changed({"result.privacy": None}, make_private)},
-    "one epsilon against readers and participants": private(epsilon=2.0, epsilon_participants=2.0),
+    "one epsilon against all but the server": private(epsilon=2.0, epsilon_participants=2.0),
     "weak": stated(epsilon=10.1, epsilon_participants=12.0),
-    "weak against participants": stated(epsilon=8.0, epsilon_participants=19.1),
+    "weak against the other clients": stated(epsilon=8.0, epsilon_participants=19.1),
     "not yet weak": stated(epsilon=10.0, epsilon_participants=10.0),
     "next to nothing": stated(epsilon=15_737.7, epsilon_participants=15_737.7),
     "not finished": {"planned": 20, "finished": False, **stated()},
@@ -78,9 +78,9 @@ LOST = {
 }
 MASKED: dict[str, dict[str, Any]] = {
     "masks alone": {"edit": masked("nothing")},
-    "masks alone, cohorts by coins": {"edit": masked("coins")},
+    "masks alone, cohorts at random": {"edit": masked("coins")},
     "masks alone, a server that may lie": {"edit": masked("nothing", active=True)},
-    "masks alone, cohorts by coins, a server that may lie": {"edit": masked("coins", active=True)},
+    "masks alone, cohorts at random, a server that may lie": {"edit": masked("coins", active=True)},
     "a ring of masks": {"edit": masked("nothing", **RING)},
     "a lost round, and who lied": {"edit": changed(LOST, masked("nothing"))},
     "a message that was refused": {"edit": changed({"rows.2.rejected": ["ward B"]}, masked("nothing"))},
@@ -98,7 +98,7 @@ BOTH: dict[str, dict[str, Any]] = {
     "noise in training": {"edit": masked("example")},
     "a server that may lie": {"edit": masked("central", active=True)},
     "shares of noise, a server that may lie": {"edit": masked("distributed", active=True)},
-    "one epsilon against everybody": {
+    "one epsilon against all": {
         "edit": changed(
             {"result.privacy.epsilon": 2.0, "result.privacy.epsilon_participants": 2.0}, masked("distributed")
         )

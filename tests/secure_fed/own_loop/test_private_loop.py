@@ -180,7 +180,7 @@ def test_it_says_what_it_guarantees() -> None:
     train(private)
     assert private.statement().text.startswith("NOT PRIVATE: noise or sampling coins were seeded")
     said = wrapped(network(), None).statement()
-    assert "Against observers who see which examples each step draws, epsilon is" in said.text
+    assert "Against whoever sees which examples each step draws" in said.text
     assert (said.unit, said.delta) == ("one example", 1e-2)
     assert said.epsilon <= 4.0 < said.epsilon_participants
     assert "losses" in said.text
