@@ -29,7 +29,7 @@ RESULTS: dict[str, Any] = {
     ),
     "private, ended early": changed({"result.ended_early": "the budget is spent"}, make_private),
     "masks from which nobody may vanish": masked("nothing", least=4),
-    **{f"masks, {case}": masked(case) for case in CASES},
+    **{f"masks, {case.replace('coins', 'secret coins')}": masked(case) for case in CASES},
     "masks, a server that may lie": masked("nothing", active=True),
 }
 
