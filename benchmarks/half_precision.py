@@ -104,6 +104,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if 2 * given.steps < GRADIENTS:
+        parser.error(
+            f"--steps is {given.steps}: the gradients of {GRADIENTS} training rows are compared, so give at least 2"
+        )
     if given.child:
         print(json.dumps(child(given, given.child[0], Path(given.child[1]))))
         return

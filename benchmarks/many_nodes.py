@@ -1,14 +1,14 @@
 """Many nodes over Flower's processes on one machine: seconds, bytes, memory and computing, while nodes die in every round.
 
     PYTHONPATH=. OMP_NUM_THREADS=1 python benchmarks/many_nodes.py [--nodes 20] [--rounds 20] [--modes passive active]
-    PYTHONPATH=. python benchmarks/many_nodes.py --docs docs                            the table, from stored runs
+    PYTHONPATH=. python benchmarks/many_nodes.py --modes                             the table of the stored runs alone
 
 The built-in model; each node has 16 notes and trains FedLoRA of rank 2 on 8 of them. A client's update is protected at epsilon
 8 by shares of noise, and masks hide it. Every node is `secure-fed node run`: an agent and Flower's SuperNode. In each round a
 twentieth of the nodes, at least one, is killed with SIGKILL at a random instant and started again after the round.
 
     round        median seconds from a round's end to the next one's
-    in the sum   the fewest, and the mean, of the nodes whose updates were in a round's sum
+    in the sum   the fewest, and the mean, of the nodes whose updates were in a round's sum; lost: rounds without a sum
     up, down     bytes of a node in a round on the wire, counted by a proxy before the SuperLink
     MiB          largest proportional set size, read every two seconds: of a node's processes that stay (agent and SuperNode,
                  the mean over nodes), of the SuperLink, and of the coordinator's app
@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import statistics
 import subprocess
@@ -37,11 +38,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from runs_file import fill, keep, lines
+from runs_file import keep, lines
 from timing import machine
 
 from secure_fed import Federation, RunConfig
 from secure_fed.flower.project import Connection, write_project
+from secure_fed.runs.directory import METRICS
 from tests.flower_loopback import Loopback, loopback, node_run
 from tests.secure_fed.deployment.parties import founded, rows_of
 
@@ -97,16 +99,12 @@ class Sampler(threading.Thread):
         return sum(ticks for (kind, _), ticks in self.ticks.items() if kind in kinds) / TICKS
 
 
-def ended_rounds(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def measured(nodes: int, rounds: int, active: bool) -> dict[str, Any]:
     config, chance = settings(nodes, rounds, active), random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         tmp = Path(folder)
         party = founded(tmp, config, [rows_of(NOTES, seed) for seed in range(nodes)], lambda number: None)
-        metrics = party.folder / "run" / "metrics.jsonl"
+        metrics = party.folder / "run" / METRICS
         with loopback(tmp / "link", party.homes, proxy=True, command=node_run) as link:
             link.await_nodes()
             project, sampler = (
@@ -117,7 +115,7 @@ def measured(nodes: int, rounds: int, active: bool) -> dict[str, Any]:
             begun, dead, seen, usual = link.begin(project, "--run-config", "deadline=120 wait=600"), [], -1, 60.0
             kill_at, times = float("inf"), [time.time()]
             while begun.poll() is None:
-                done = len(ended_rounds(metrics))
+                done = len(lines(metrics))
                 if done > seen:
                     times += [time.time()] * (done - max(seen, 0))
                     usual = statistics.median([after - before for before, after in pairwise(times[1:])] or [usual])
@@ -138,8 +136,7 @@ def measured(nodes: int, rounds: int, active: bool) -> dict[str, Any]:
             wire = link.recording
             assert wire is not None
             up, down = (sum(map(len, one)) for one in (wire.up, wire.down))
-        found = ended_rounds(metrics)
-        sums = [one["masked"]["survivors"] for one in found if one.get("masked")]
+        sums = [int(one) for one in re.findall(rf"(\d+) of {nodes} members in the sum", output)]
         files = [str(place / "train.jsonl") for place in party.homes]
         own = {("data", "train"): files, ("data", "test"): str(tmp / "test.jsonl"), ("evaluation", "dummies"): 0}
         (tmp / "own.json").write_text(json.dumps([[*key, value] for key, value in own.items()]))
@@ -193,7 +190,7 @@ def page(found: list[dict[str, Any]]) -> str:
         took = statistics.median(b - a for a, b in pairwise(line["seconds"]))
         each = [
             nodes, "active" if line["active"] else "passive", rounds, f"{took:.0f}",
-            f"{min(line['sums'])}, {statistics.mean(line['sums']):.1f}",
+            f"{min(line['sums'], default=0)}, {statistics.mean(line['sums'] or [0]):.1f}", line["lost"],
             f"{line['up'] / nodes / rounds / 1e6:.2f} MB", f"{line['down'] / nodes / rounds / 1e6:.2f} MB",
             f"{memory['node'] / nodes:.0f}", f"{memory['superlink']:.0f}", f"{memory['coordinator']:.0f}",
             f"{line['center CPU'] / rounds:.1f}", f"{line['node CPU'] / rounds:.1f}",
@@ -207,24 +204,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[20])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--modes", nargs="+", choices=("passive", "active"), default=["passive", "active"])
+    parser.add_argument("--modes", nargs="*", choices=("passive", "active"), default=["passive", "active"])
     parser.add_argument("--out", type=Path, default=STORED)
-    parser.add_argument(
-        "--docs", type=Path, help="write the table of many_nodes.md there, from stored runs, and run nothing"
-    )
     parser.add_argument("--simulate", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.simulate:
         simulate(given)
         return
-    if given.docs:
-        fill(given.docs / "many_nodes.md", {"measured": page(lines(given.out))})
-        return
     for nodes in given.nodes:
         for mode in given.modes:
-            found = measured(nodes, given.rounds, mode == "active")
-            keep(given.out, found)
-            print(page([found]), flush=True)
+            keep(given.out, measured(nodes, given.rounds, mode == "active"))
+    print(page(lines(given.out)))
 
 
 if __name__ == "__main__":

@@ -702,11 +702,12 @@ class EvaluationConfig:
 class RecordConfig:
     """[record]: what a record of the processing states beside the settings. It changes nothing in a run, and is kept with it.
 
-    All but `site` are on the public report too: they are what the people whose data were used have a right to be told.
+    All but `site` are on the public report: they are what the people whose data were used have a right to be told. The run's
+    `config.json`, which is public too, has all of them, as the user wrote them.
     """
 
     operator: str = key("", "for the record: who is responsible for the run, with an address; empty: not stated")
-    site: str = key("", "for the record: where the machine that runs it stands; in the owner's report alone")
+    site: str = key("", "for the record: where the machine stands; in config.json, and not on the public report")
     purpose: str = key("", "for the record: what the model is trained for")
     legal_basis: str = key("", "for the record: the legal basis, such as an article, a consent or an ethics vote")
     recipients: str = key("", "for the record: who receives the model and the report")

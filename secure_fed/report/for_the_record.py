@@ -199,6 +199,6 @@ _HOLDS = {
     RECORDING: "what clients sent in single rounds, or their sums, as the audit's attacks read them",
 }
 _LEFT_OUT = (
-    "Site, dates, machine, commit and digests of the data are in the owner's report alone: dates would reveal how long rounds"
-    " took, and so how many clients trained."
+    "Site, dates, machine, commit and digests of the data are on the owner's report and not on this page: dates would reveal"
+    " how long rounds took, and so how many clients trained."
 )

@@ -54,8 +54,8 @@ def whole_clients(rows: Rows, fraction: float, seed: int) -> tuple[Indices, Indi
     names = sorted(set(owners), key=lambda name: _number(name, seed))
     if len(names) < 2:
         raise DataError(
-            f"privacy.unit is 'client' and there are {len(names)} clients: none can be held out as a test set with all its "
-            "rows; set data.test to a file of test examples"
+            "privacy.unit is 'client', so whole clients are held out as test rows, and these data have one client at most; set "
+            "data.test to a file of test examples"
         )
     out = set(names[: min(len(names) - 1, max(1, round(fraction * len(names))))])
     return _sides([name in out for name in owners])
