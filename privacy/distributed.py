@@ -66,9 +66,10 @@ class DistributedGaussian:
     Guarantee. Let neighbours differ in one client's contribution, which is present or zero; its share of the noise is present
     in both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sums contain at
     least `shares` shares that the adversary does not know, then whatever an adversary computes from releases, it can compute
-    from as many releases with continuous Gaussian noise of multiplier z instead, up to a factor of 1 + 2^-50 on every
-    probability (for at most 2^60 released coordinates). So every accountant of Gaussian noise holds for these releases, with
-    Poisson sampling by hidden coins too; the factor is less than what an accountant's float64 rounds. It needs
+    from sums of the rounded contributions with continuous Gaussian noise of z times Delta instead, up to a factor of 1 + 2^-50
+    on every probability (for at most 2^60 coordinates in all releases together, and 10^15 shares). So a bound of epsilon and
+    delta for Gaussian noise of multiplier z, with or without Poisson sampling by hidden coins, holds for these releases as
+    epsilon + 2^-49 and (1 + 2^-50) delta, which is less than an accountant's float64 rounds. It needs
 
         Delta^2 <= (shares sigma^2 - 4) / z^2,     sigma >= 4,                                                            (1)
 
@@ -88,13 +89,16 @@ class DistributedGaussian:
         density of N(0, 4) at x - y. The probabilities before normalisation add up to 1 +- t with t <= 1.1 10^-34 for every y
         (the same formula), so K turns N(a, v - 4) into a law on the integers that is g_v(x - a) times a constant, up to factors
         of 1 +- t. By 1. the law of a plus the shares is that too. Two laws with the same sum have no ratio beyond the variation
-        of their factors, so the two agree up to a factor of 1 +- 3 10^-34 a coordinate. One K serves all a: both neighbours,
-        every client's coin, and every value of the coins by which its contribution is rounded.
-     3. So a release is K of a mixture of N(a, v - 4) over a, |a| <= Delta, in one neighbour, and of N(0, v - 4) in the other;
-        with a coin, a is 0 where the client stays away. By (1) each a is at most sqrt(v - 4) / z long. Hockey-stick
-        divergences are convex and grow with |a|, so the longest a dominates all others, and the pair of N(0, z^2) and N(1,
-        z^2), sampled by the coin, dominates the release. Dominating pairs compose, each given the earlier releases (Zhu, Dong
-        and Wang, 2022).
+        of their factors, so the two agree up to a factor of 1 +- 3 10^-34. K acts on each coordinate of a vector a, and one K
+        serves all a: both neighbours, and every value of the coins.
+     3. Fix everybody's coins of rounding, those of the other clients' sampling, and what the other clients send, each given the
+        releases before it: their laws are the same in both neighbours. Then a release is K of N(a + b, (v - 4) I) in one
+        neighbour, where a is the client's rounded contribution, and of N(b, (v - 4) I) in the other, b being the others' sum,
+        a shift that both share. If the client tosses a coin, the first is a mixture of the two; all passes of a round share the
+        coin, and are one such release of the vectors side by side. By (1) |a| <= sqrt(v - 4) / z. A shorter a is dominated by
+        the longest: scaling both laws down and adding noise leads from one to the other. So N(0, z^2) and N(1, z^2), sampled by
+        the coin, dominate each release, and dominating pairs compose, each given the earlier releases (Zhu, Dong and Wang,
+        2022). Averaging over the coins costs nothing, since hockey-stick divergences are jointly convex.
      4. A share X is subgaussian: E exp(b X) <= exp(b^2 sigma^2 / 2), because the sum of g_{sigma^2}(x - b sigma^2) over
         integers x is largest where b sigma^2 is an integer (the same formula: all its coefficients are positive). By this the
         grid bounds how often totals wrap around.

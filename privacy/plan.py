@@ -169,7 +169,7 @@ class Plan:
         """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where one is known to hold; else None.
 
         No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1). It is exact for Gaussian noise without
-        sampling; of several kinds of clients, the largest.
+        sampling, and a bound for shares of noise; of several kinds of clients, the largest.
         """
         kinds = ((self.release, self._turns(releases)), *self.others)
         if not all(release.plain for release, _ in kinds):
@@ -229,8 +229,7 @@ def for_turns(
 ) -> Plan:
     """Noise on the sums of a public order's rounds; holds against everybody except the party that adds the noise.
 
-    shares: the clients of a masked sum add the noise, so there is no such party; the noise is then discrete, and independent
-    over rounds.
+    shares: the clients of a masked sum add the noise, so there is no such party; the noise is then independent over rounds.
     """
     if shares and correlation.band > 1:
         raise PlanError(

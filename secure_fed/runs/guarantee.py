@@ -294,7 +294,7 @@ def _accountant(protection: Protection, plan: Plan) -> str:
             f"privacy loss distributions (dp_accounting) of the event that the mechanism states, {plan.mechanism.event}"
         )
     if plan.release.plain:
-        return _EXACT
+        return _OF_SHARES if protection.placement.share_noise else _EXACT
     return _ACCOUNTANTS[plan.release.accountant]
 
 
@@ -423,6 +423,7 @@ _UNITS = {
     "person": "all examples of one person at one client",
 }
 _EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
+_OF_SHARES = "one Gaussian mechanism for the whole run (dp_accounting), which hides no more than the shares do"
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
