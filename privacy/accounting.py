@@ -7,7 +7,7 @@ that a target admits, and `calibrate` finds the noise for it. Noise multipliers 
     everybody takes part  exact: count Gaussians of z equal one of z / sqrt(count); so for turns in a public order
     Poisson sampling      privacy loss distributions (PLD) of dp_accounting, discretised pessimistically
     samples of one size   Renyi privacy (RDP) of dp_accounting, or the bound without amplification where that is lower
-    discrete noise        Renyi privacy alone, with or without Poisson sampling (`concentrated_divergences`)
+    shares of noise       as Gaussian noise (`distributed.DistributedGaussian` has the proof)
     other noise           PLD of the event that its mechanism states
 
 Every number is an upper bound: a grid, a rounding or a shortcut may only make it larger, and noise is rounded up.
@@ -32,7 +32,6 @@ from dp_accounting.dp_event import (
     GaussianDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
-    ZCDpEvent,
 )
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
@@ -40,7 +39,7 @@ from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dot
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, identity
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from dp_accounting.rdp.rdp_privacy_accountant import RdpAccountant, compute_delta, compute_epsilon
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from privacy.entropy import Floats
@@ -50,16 +49,9 @@ Adjacency = Literal["add-remove", "replace-one"]
 
 FINE, COARSE, COARSEST = 1e-4, 5e-4, 2e-3  # steps of the privacy loss: of record, for first guesses, and for tables
 
-# Orders of Renyi divergences: of Gaussian noise, of Gaussian noise in milliseconds, of discrete noise, and of discrete noise
-# over Poisson samples.
+# Orders of Renyi divergences: of record, and of those that take milliseconds.
 ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 256)))
 FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
-EVERY_ORDER = tuple(1 + 1.05**power for power in range(-100, 280))  # from 1.008 to 816,000
-WHOLE_ORDERS = (
-    *(1.02, 1.05, 1.1, 1.2, 1.35, 1.5, 1.7),
-    *map(float, range(2, 64)),
-    *(float(round(64 * 1.1**step)) for step in range(45)),
-)
 
 _RELATIONS = {"add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
 _LEAST_NOISE = 1e-6
@@ -83,19 +75,8 @@ class Release:
         return isinstance(self.event, GaussianDpEvent)
 
     @property
-    def concentrated(self) -> bool:
-        """Whether all that is known of the noise is that its Renyi divergences are at most a Gaussian's.
-
-        `concentrated_divergences` has the bounds.
-        """
-        return isinstance(self._of_everybody, ZCDpEvent)
-
-    @property
     def gaussian(self) -> bool:
-        """Whether the noise is Gaussian, sampled or not.
-
-        Noise that is neither Gaussian nor `concentrated` is covered only by PLD and dp_accounting's RDP.
-        """
+        """Whether the noise is Gaussian, sampled or not. Other noise is covered only by PLD and dp_accounting's RDP."""
         return isinstance(self._of_everybody, GaussianDpEvent)
 
     @property
@@ -106,10 +87,7 @@ class Release:
     @property
     def multiplier(self) -> float:
         """The noise multiplier, to sensitivity one, of the same release over everybody."""
-        event = self._of_everybody
-        if isinstance(event, ZCDpEvent):
-            return math.sqrt(0.5 / event.rho)  # already halved by its maker for replaced members
-        z = float(event.noise_multiplier)
+        z = float(self._of_everybody.noise_multiplier)
         without_replacement = isinstance(self.event, SampledWithoutReplacementDpEvent)  # already halved, as above
         return z / 2 if self.adjacency == "replace-one" and not without_replacement else z
 
@@ -149,23 +127,6 @@ def replaced(noise: float | DpEvent) -> Release:
     return Release(gaussian_event(_multiplier(noise)), "replace-one")
 
 
-def discrete(z: float) -> Release:
-    """A sum over everybody, under noise whose Renyi divergences are at most those of a Gaussian of multiplier z."""
-    return Release(_concentrated(_positive(z)), "add-remove", "rdp")
-
-
-def discrete_sampled(rate: float, z: float) -> Release:
-    """The same over members that each take part with probability `rate`; neighbours have one member more or less."""
-    if _sampling_rate(rate) == 1:
-        return discrete(z)
-    return Release(PoissonSampledDpEvent(rate, _concentrated(_positive(z))), "add-remove", "rdp")
-
-
-def discrete_replaced(z: float) -> Release:
-    """The same over everybody, one member replaced: a sum moves twice as far, which is charged as half of z."""
-    return Release(_concentrated(_positive(z) / 2), "replace-one", "rdp")
-
-
 def gaussian_event(z: float) -> DpEvent:
     """Gaussian noise of multiplier z on a sum that a member moves by at most the clip norm."""
     return GaussianDpEvent(_positive(z))
@@ -181,11 +142,6 @@ def _multiplier(noise: float | DpEvent) -> float:
     if isinstance(noise, DpEvent) and not isinstance(noise, GaussianDpEvent):
         raise PlanError(f"with a member replaced, only Gaussian noise is accounted for, and this is {noise}")
     return _positive(getattr(noise, "noise_multiplier", noise))
-
-
-def _concentrated(z: float) -> DpEvent:
-    """Noise that is 1 / (2 z^2)-concentrated, rounded up. No accountant that asks for exact noise takes such an event."""
-    return ZCDpEvent(math.nextafter(1 / (2 * z**2), math.inf))
 
 
 def _sampling_rate(rate: float) -> float:
@@ -207,8 +163,7 @@ def epsilon(release: Release, count: float, delta: float, *, discretization: flo
     epsilons coarser ones. Where a quick bound on epsilon exceeds ten thousand, PLD is out of reach, and epsilon is the least of
     the other bounds.
 
-    A count that is not a whole number is allowed for plain Gaussians and discrete noise: it means one release of squared
-    sensitivity `count`.
+    A count that is not a whole number is allowed for plain Gaussians: it means one release of squared sensitivity `count`.
     """
     _checked(count, delta)
     return _epsilon(release, count, delta, discretization) if count else 0.0
@@ -229,8 +184,7 @@ def delta(release: Release, count: float, epsilon: float) -> float:
         return everybody
     step = pld_step(release, count, FINE)
     if step is None:
-        orders = orders_for(release)
-        return min(everybody, float(compute_delta(orders, rdp(release, count, orders), epsilon)[0]))
+        return min(everybody, float(compute_delta(ORDERS, rdp(release, count, ORDERS), epsilon)[0]))
     found = float(distribution(release, math.ceil(count), step).get_delta(epsilon))
     return min(1.0, max(found, least_delta(count)))
 
@@ -246,8 +200,7 @@ def largest_count(release: Release, epsilon: float, delta: float) -> int:
     At most ten million, and at most as many as still let PLD resolve `delta`.
     """
     _checked(1, delta)
-    by_pld = not (release.plain or release.concentrated)
-    most = min(_MOST_RELEASES, int(delta * 1e13)) if by_pld else _MOST_RELEASES
+    most = _MOST_RELEASES if release.plain else min(_MOST_RELEASES, int(delta * 1e13))
     fits, count = 0, 1
     for step in (COARSEST, FINE):
         exceeds = most + 1  # again: a fine grid may admit counts that a coarse one refused
@@ -281,7 +234,7 @@ def calibrate(
         return lambda z: _epsilon(release_at(z), count, delta, step)
 
     first = release_at(1.0)
-    if first.plain or not (first.gaussian or first.concentrated):
+    if first.plain or not first.gaussian:
         return _descend(measure(FINE), epsilon, 1.0)
     if first.accountant == "pld":
         steps = [COARSEST] if coarse else [COARSE, FINE]
@@ -386,15 +339,13 @@ def by_participation(release: Release, count: float, delta: float) -> float:
 
 def by_rdp(release: Release, count: float, delta: float, at: tuple[float, ...] = ()) -> float:
     """Epsilon from Renyi divergences at some orders, by the conversion of Canonne, Kamath and Steinke (2020)."""
-    at = at or orders_for(release)
+    at = at or ORDERS
     divergences = [count * one for one in renyi(release, at)]
     return float(compute_epsilon(at, divergences, delta)[0])
 
 
 def quick(release: Release, count: float, delta: float) -> float:
     """The least of the bounds that take milliseconds."""
-    if release.concentrated:
-        return by_rdp(release, count, delta)
     closed = min(without_sampling(release, count, delta), by_participation(release, count, delta))
     return min(closed, by_rdp(release, count, delta, FEW_ORDERS))
 
@@ -402,8 +353,6 @@ def quick(release: Release, count: float, delta: float) -> float:
 @lru_cache(maxsize=256)
 def renyi(release: Release, at: tuple[float, ...]) -> tuple[float, ...]:
     """Renyi divergences of one release: with sampling, if dp_accounting has them, or without, whichever are smaller."""
-    if release.concentrated:
-        return concentrated_divergences(release._of_everybody.rho, release.rate, at)
     if not release.gaussian:
         return _renyi_of_any(release, at)
     plain = np.asarray(at) / (2 * release.multiplier**2)
@@ -436,13 +385,6 @@ def _hushed() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def orders_for(release: Release) -> tuple[float, ...]:
-    """The orders at which Renyi divergences are turned into an epsilon."""
-    if not release.concentrated:
-        return ORDERS
-    return EVERY_ORDER if release.rate == 1 else WHOLE_ORDERS
 
 
 def pld_step(release: Release, count: float, widest: float) -> float | None:
@@ -549,45 +491,3 @@ def observations(loss: GaussianPrivacyLoss, losses: Floats) -> Floats:
         raise PlanError(f"a sampling rate of {q!r} is too close to 0 or 1 to be accounted for in floating point")
     x: Floats = -0.5 - sign * unsampled * loss.standard_deviation**2
     return x if sign > 0 else 1.0 + x
-
-
-def concentrated_divergences(rho: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Renyi divergences of a release of which only this is known: at every order they are at most a Gaussian's.
-
-    Sums of discrete noise (`distributed`) are such releases: D_a <= a rho for all a > 1, which is rho-concentrated privacy,
-    holds with rho = 1 / (2 z^2), as for a Gaussian of multiplier z. Their privacy loss is not a Gaussian's, so neither the
-    exact formulas nor the privacy loss distribution of a Gaussian may be used.
-
-    Poisson sampling at rate q. Let neighbours differ in one member, fix everybody else's coins, let Q be the law of the release
-    without the member and P with it, and L = P / Q. With the member's coin random, the release has the law
-    M = (1 - q) Q + q P, and at integer orders a,
-
-        exp((a - 1) D_a(M | Q)) = E_Q (1 - q + q L)^a = sum_l C(a, l) (1 - q)^(a - l) q^l exp((l - 1) D_l(P | Q)),
-
-    which grows with every D_l, so it is at most its value at D_l = l rho: the Gaussian's own sum. The reverse divergence
-    D_a(Q | M) is no larger. The noise N is symmetric, and P is the law of s + N where Q is that of N, up to a shift of both; so
-    the reflection x -> s - x exchanges P and Q, and for two laws that a reflection exchanges D_a(Q | M) <= D_a(M | Q) (Mironov,
-    Talwar and Zhang, "Renyi Differential Privacy of the Sampled Gaussian Mechanism", 2019, theorem 5: sums take the place of
-    integrals). Mixing over s, where it is random, and over everybody else's coins costs nothing, by quasi-convexity.
-
-    Where the divergence as if everybody took part is smaller, it is used. Divergences grow with the order: between whole orders
-    the next whole order is used as a bound.
-    """
-    everybody = [order * rho for order in orders]
-    if rate == 1:
-        return tuple(everybody)
-    sampled = {whole: _sampled_divergence(rho, rate, whole) for whole in {math.ceil(order) for order in orders}}
-    return tuple(min(plain, sampled[math.ceil(order)]) for plain, order in zip(everybody, orders, strict=True))
-
-
-def _sampled_divergence(rho: float, rate: float, order: int) -> float:
-    """The sum above minus one, sum_{l>=2} C(a, l) (1 - q)^(a - l) q^l (exp(l (l - 1) rho) - 1): no digits cancel.
-
-    Rounded up by more than the possible float64 error.
-    """
-    chosen = np.arange(2, order + 1)
-    ways = gammaln(order + 1) - gammaln(chosen + 1) - gammaln(order - chosen + 1)
-    weights = ways + (order - chosen) * math.log1p(-rate) + chosen * math.log(rate)
-    loss = chosen * (chosen - 1.0) * rho
-    excess = float(logsumexp(weights + loss + np.log(-np.expm1(-loss))))
-    return float(np.logaddexp(0.0, excess)) / (order - 1) * (1 + 1e-9) + 1e-14

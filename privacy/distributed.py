@@ -64,35 +64,44 @@ class DistributedGaussian:
     know their own shares, and minus the contributors that add none.
 
     Guarantee. Let neighbours differ in one client's contribution, which is present or zero; its share of the noise is present
-    in both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sum contains at
-    least `shares` shares that the adversary does not know, then one release has Renyi divergences of at most those of a
-    Gaussian with noise multiplier z = 1 / eps,
+    in both. (A client's participation itself is not hidden: secure sums are made by named clients.) If the sums contain at
+    least `shares` shares that the adversary does not know, then whatever an adversary computes from releases, it can compute
+    from sums of the rounded contributions with continuous Gaussian noise of z times Delta instead, up to a factor of 1 + 2^-50
+    on every probability (for at most 2^60 coordinates in all releases together, and 10^15 shares). So a bound of epsilon and
+    delta for Gaussian noise of multiplier z, with or without Poisson sampling by hidden coins, holds for these releases as
+    epsilon + 2^-49 and (1 + 2^-50) delta, which is less than an accountant's float64 rounds. It needs
 
-        D_a <= a eps^2 / 2 for all a > 1,     eps^2 = Delta^2 / (shares sigma^2) + tau d,                                 (1)
-        tau = 10 sum_{j=1}^{shares-1} exp(-2 pi^2 sigma^2 j / (j + 1)),
+        Delta^2 <= (shares sigma^2 - 4) / z^2,     sigma >= 4,                                                            (1)
 
     where Delta is the L2 norm that no rounded contribution exceeds. Further shares, the modulus, and everything computed from
     the total are post-processing. If totals wrap around the modulus, the result is useless, but no less private.
 
-    Proof (the approach is that of Kairouz, Liu and Steinke, arXiv 2102.06387; the constants are ours). Write n for `shares` and
-    g_v for x -> exp(-x^2 / 2v).
+    Proof (the law of several shares is as in Kairouz, Liu and Steinke, arXiv 2102.06387; the rest is ours). Write n for
+    `shares`, v for n sigma^2 and g_u for x -> exp(-x^2 / 2u).
 
-     1. The law of n shares in one coordinate is c g_{n sigma^2}(x) r(x), where log r varies by at most tau / 2. By induction
-        over the shares: if j of them have c g_{j sigma^2} r_j, one more makes the sum over integers y of g_{sigma^2}(y)
-        g_{j sigma^2}(x - y) r_j(x - y), which is g_{(j+1) sigma^2}(x) times the sum of g_v(y - x / (j + 1)) r_j(x - y) with
-        v = sigma^2 j / (j + 1). Without r_j, this sum is a constant times 1 +- t with t = 2 sum_{k>=1} exp(-2 pi^2 v k^2)
-        (Poisson's summation formula), and with it no more than r_j varies beyond that. So every share widens the range of log r
-        by log((1 + t) / (1 - t)) <= 5 exp(-2 pi^2 v), as sigma >= 1.
-     2. A share X is subgaussian: E exp(b X) <= exp(b^2 sigma^2 / 2), because the sum of g_{sigma^2}(x - b sigma^2) over
-        integers x is largest where b sigma^2 is an integer (the same formula: all its coefficients are positive).
-     3. Shift one coordinate by an integer h: P is the law of h + X and Q that of X, X the sum of the shares. The privacy loss
-        at h + X is at most (h^2 + 2 h X) / (2 n sigma^2) + tau / 2, by 1. Hence, by 2,
-        (a - 1) D_a = log E_P exp((a - 1) loss) <= (a - 1) (a h^2 / (2 n sigma^2) + tau / 2).
-     4. Coordinates are independent, so that over d of them D_a <= a Delta^2 / (2 n sigma^2) + tau d / 2 <= a eps^2 / 2. A
-        contribution is rounded at random, by its own client's coins; divergences of mixtures are at most the largest
-        divergence (quasi-convexity).
-
-    `gaussian_multiplier` bounds the same releases as tests between two laws, without divergences.
+     1. The law of n shares in one coordinate is c g_v(x) r(x), where log r varies by less than 10^-50. By induction over the
+        shares: if j of them have c g_{j sigma^2} r_j, one more makes the sum over integers y of g_{sigma^2}(y) g_{j sigma^2}(x
+        - y) r_j(x - y), which is g_{(j+1) sigma^2}(x) times the sum of g_u(y - x / (j + 1)) r_j(x - y) with u = sigma^2 j /
+        (j + 1) >= 8. Without r_j, this sum is a constant times 1 +- t with t = 2 sum_{k>=1} exp(-2 pi^2 u k^2) (Poisson's
+        summation formula), and with it no more than r_j varies beyond that. So every share widens the range of log r by
+        log((1 + t) / (1 - t)) <= 5 exp(-16 pi^2) < 10^-67.
+     2. Let a be an integer, and K the channel that turns a real y into the integer x with probability proportional to the
+        density of N(0, 4) at x - y. The probabilities before normalisation add up to 1 +- t with t <= 1.1 10^-34 for every y
+        (the same formula), so K turns N(a, v - 4) into a law on the integers that is g_v(x - a) times a constant, up to factors
+        of 1 +- t. By 1. the law of a plus the shares is that too. Two laws with the same sum have no ratio beyond the variation
+        of their factors, so the two agree up to a factor of 1 +- 3 10^-34. K acts on each coordinate of a vector a, and one K
+        serves all a: both neighbours, and every value of the coins.
+     3. Fix everybody's coins of rounding, those of the other clients' sampling, and what the other clients send, each given the
+        releases before it: their laws are the same in both neighbours. Then a release is K of N(a + b, (v - 4) I) in one
+        neighbour, where a is the client's rounded contribution, and of N(b, (v - 4) I) in the other, b being the others' sum,
+        a shift that both share. If the client tosses a coin, the first is a mixture of the two; all passes of a round share the
+        coin, and are one such release of the vectors side by side. By (1) |a| <= sqrt(v - 4) / z. A shorter a is dominated by
+        the longest: scaling both laws down and adding noise leads from one to the other. So N(0, z^2) and N(1, z^2), sampled by
+        the coin, dominate each release, and dominating pairs compose, each given the earlier releases (Zhu, Dong and Wang,
+        2022). Averaging over the coins costs nothing, since hockey-stick divergences are jointly convex.
+     4. A share X is subgaussian: E exp(b X) <= exp(b^2 sigma^2 / 2), because the sum of g_{sigma^2}(x - b sigma^2) over
+        integers x is largest where b sigma^2 is an integer (the same formula: all its coefficients are positive). By this the
+        grid bounds how often totals wrap around.
     """
 
     noise_multiplier: float
@@ -108,28 +117,6 @@ class DistributedGaussian:
                 f"the guarantee cannot count {self.shares} shares of noise from {self.contributors} contributors; "
                 f"choose survivors and colluders that leave between 1 and {self.contributors} shares"
             )
-
-    @property
-    def gaussian_multiplier(self) -> float:
-        """The multiplier y of continuous Gaussian noise that hides a client no better than this noise does:
-        y = z sqrt(1 - 1 / (4 shares)).
-
-        Guarantee. Whatever an adversary computes from releases, of two neighbours, it can compute from as many releases with
-        continuous Gaussian noise of multiplier y instead, up to a factor of 1 + 2^-50 on every probability (for at most 2^60
-        released coordinates). So the releases of a client that takes part in T of them are sqrt(T) / y Gaussian differentially
-        private (Dong, Roth and Su, 2022), under the assumptions of the class.
-
-        Proof. Let v = shares sigma^2, a an integer, and K the channel that turns a real y into the integer x with probability
-        proportional to the density of N(0, 4) at x - y. The probabilities before normalisation add up to 1 +- t with t <= 1.1
-        10^-34 for every y (Poisson's summation formula, as in 1.), so K turns N(a, v - 4) into a law on the integers that is
-        g_v(x - a) times a constant, up to factors of 1 +- t. By 1. the law of a plus the shares is that too, up to a factor
-        whose logarithm varies by tau / 2 < 10^-50 (sigma is at least 4). Two laws with the same sum have no ratio beyond the
-        variation of their factors, so the two agree up to a factor of 1 +- 3 10^-34 a coordinate. One K serves all a, hence
-        both neighbours. The noise that goes into K has variance v - 4 = v (1 - 4 / v) with v >= 16 shares, and Delta^2 / v
-        <= 1 / z^2 by (1). The coins of the rounding are given away: for each of their values the shift is at most Delta, and
-        the trade-off function of a Gaussian is convex. Rounds compose as Gaussians do, each given the earlier ones.
-        """
-        return self.noise_multiplier * math.sqrt(1 - 1 / (4 * self.shares))
 
     @property
     def counters(self) -> tuple[str, ...]:
@@ -199,27 +186,13 @@ def _grid(z: float, contributors: int, shares: int, bits: int, dim: int) -> Grid
 
 
 def _unit(z: float, shares: int, sigma: int, dim: int) -> float:
-    """The largest unit at which equation (1) of `DistributedGaussian` gives eps <= 1 / z; 0 if there is none.
+    """The largest unit that satisfies equation (1) of `DistributedGaussian`, by bisection; 0 if there is none."""
+    most = (float(shares) * sigma**2 - 4) / z**2 * (1 - 1e-12)  # slightly below, to cover float64 rounding
 
-    By bisection, since eps grows with the unit.
-    """
-    variance = float(shares) * sigma**2
-    gap = dim * _tau(shares, sigma)
-    most = (1 - 1e-12) / z**2  # slightly below, to cover float64 rounding
-
-    low, high = 0.0, math.sqrt(variance) / z
+    low, high = 0.0, math.sqrt(most)
     while low < (middle := (low + high) / 2) < high:
-        fits = squared_bound(middle, dim) / variance + gap <= most
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if squared_bound(middle, dim) <= most else (low, middle)
     return low
-
-
-@lru_cache(maxsize=256)
-def _tau(shares: int, sigma: int) -> float:
-    """tau of equation (1); 0 where it underflows float64, which the margin in `_unit` covers."""
-    if math.exp(-(math.pi**2) * sigma**2) == 0:
-        return 0.0
-    return 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * j / (j + 1)) for j in range(1, shares))
 
 
 def rounded(values: Floats, unit: float, stream: Stream, beta: float = BETA) -> Integers:

@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from scipy.stats import binom
 
@@ -29,9 +28,6 @@ from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
 from privacy.sampling_and_turns import PublicOrder, Sampler
-
-if TYPE_CHECKING:
-    from privacy.distributed import DistributedGaussian
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
 Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier
@@ -169,18 +165,16 @@ class Plan:
                 found.append((delta, accounting.epsilon(self.release, self._turns(releases), delta)))
         return [(delta, epsilon) for delta, epsilon in found if epsilon < math.inf]
 
-    def gaussian(self, releases: int | None = None, shares: DistributedGaussian | None = None) -> float | None:
+    def gaussian(self, releases: int | None = None) -> float | None:
         """The mu of Gaussian differential privacy (Dong, Roth and Su, 2022), where one is known to hold; else None.
 
         No observer then distinguishes neighbours better than N(0, 1) from N(mu, 1). It is exact for Gaussian noise without
-        sampling; of several kinds of clients, the largest. shares: of noise that clients add in shares, for which it is hardly
-        larger (`gaussian_multiplier`).
+        sampling, and a bound for shares of noise; of several kinds of clients, the largest.
         """
         kinds = ((self.release, self._turns(releases)), *self.others)
-        if not all(release.plain or (shares is not None and release.rate == 1) for release, _ in kinds):
+        if not all(release.plain for release, _ in kinds):
             return None
-        smaller = 1.0 if shares is None else shares.gaussian_multiplier / shares.noise_multiplier
-        return max(math.sqrt(count) / (release.multiplier * smaller) for release, count in kinds)
+        return max(math.sqrt(count) / release.multiplier for release, count in kinds)
 
     def limit(self, who: str) -> int:
         return self.limits[who] if self.limits else self.releases
@@ -216,8 +210,8 @@ def for_shares(target: Target, sampler: Sampler, releases: int, passes: int = 1,
 
     def round_at(z: float) -> Release:
         if hidden:
-            return accounting.discrete_sampled(sampler.rate, z / together)
-        return accounting.discrete(z / together)
+            return accounting.poisson_sampled(sampler.rate, z / together)
+        return accounting.unamplified(z / together)
 
     z, count = _planned(target, round_at, releases, passes)
     return Plan(Gaussian(z), target.delta, round_at(z), count, round_at(z), sampler.rate, passes=passes)
@@ -235,8 +229,7 @@ def for_turns(
 ) -> Plan:
     """Noise on the sums of a public order's rounds; holds against everybody except the party that adds the noise.
 
-    shares: the clients of a masked sum add the noise, so there is no such party; the noise is then discrete, and independent
-    over rounds.
+    shares: the clients of a masked sum add the noise, so there is no such party; the noise is then independent over rounds.
     """
     if shares and correlation.band > 1:
         raise PlanError(
@@ -244,9 +237,8 @@ def for_turns(
         )
     together = math.sqrt(passes)
     exposures = correlation.exposures(rounds, order.gap, order.turns(rounds))
-    one = accounting.discrete if shares else accounting.unamplified
-    z = target.multiplier(lambda z: one(z / together), exposures[-1])
-    release = one(z / together)
+    z = target.multiplier(lambda z: accounting.unamplified(z / together), exposures[-1])
+    release = accounting.unamplified(z / together)
     releases = target.some(target.rounds(release, exposures) * passes)
     return Plan(
         made(z),
@@ -322,7 +314,7 @@ def _worst(kinds: Mapping[tuple[float, int], Sampler], z: float, delta: float) -
 def realised(plan: Plan, multiplier: float, releases: int, *, hidden: bool) -> float:
     """The epsilon of `releases` releases of a plan of `for_shares` at this noise multiplier."""
     z = multiplier / math.sqrt(plan.passes)
-    release = accounting.discrete_sampled(plan.sampling_rate, z) if hidden else accounting.discrete(z)
+    release = accounting.poisson_sampled(plan.sampling_rate, z) if hidden else accounting.unamplified(z)
     return replace(plan, release=release).epsilon(releases)
 
 

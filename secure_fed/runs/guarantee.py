@@ -27,7 +27,6 @@ from secure_fed.config import RunConfig, SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT
 
 if TYPE_CHECKING:
-    from privacy.distributed import DistributedGaussian
     from privacy.plan import Plan
     from secure_fed.rounds.masked.wiring import Masks
     from secure_fed.rounds.protection import Protection
@@ -70,7 +69,7 @@ def guarantee(assembly: Assembly, budget: RunBudget, run_dir: Path | None, recor
         "delta_cumulative": spent.delta,
         "privacy": {
             **statement.to_dict(),
-            **_meaning(plan, covered, protection.shares),
+            **_meaning(plan, covered),
             "place": protection.placement.name,
             "hidden_cohort": protection.hidden,
             "clip_norm": protection.clip_norm,
@@ -104,7 +103,7 @@ def _realised(assembly: Assembly, plan: Plan, releases: int, records: Sequence[R
     return {"survivors": survivors, "noise_multiplier": multiplier, "epsilon": epsilon}
 
 
-def _meaning(plan: Plan, releases: int, shares: DistributedGaussian | None) -> dict[str, Any]:
+def _meaning(plan: Plan, releases: int) -> dict[str, Any]:
     """What the guarantee means beyond one epsilon: at other deltas, as a test between two laws, and for several units together.
 
     curve: epsilon at deltas around the run's, as far as the accountant resolves them. gaussian_mu: as `Plan.gaussian`. groups:
@@ -114,7 +113,7 @@ def _meaning(plan: Plan, releases: int, shares: DistributedGaussian | None) -> d
     from privacy.composition import group_epsilon, group_epsilon_by_curve
 
     curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
-    mu = plan.gaussian(releases, shares)
+    mu = plan.gaussian(releases)
     found = [
         (
             units,
@@ -295,8 +294,8 @@ def _accountant(protection: Protection, plan: Plan) -> str:
             f"privacy loss distributions (dp_accounting) of the event that the mechanism states, {plan.mechanism.event}"
         )
     if plan.release.plain:
-        return _EXACT
-    return _ACCOUNTANTS["renyi" if protection.placement.share_noise else plan.release.accountant]
+        return _OF_SHARES if protection.placement.share_noise else _EXACT
+    return _ACCOUNTANTS[plan.release.accountant]
 
 
 def _trusted(protection: Protection, masks: Masks | None) -> str:
@@ -424,9 +423,9 @@ _UNITS = {
     "person": "all examples of one person at one client",
 }
 _EXACT = "exact: one Gaussian mechanism for the whole run (dp_accounting)"
+_OF_SHARES = "one Gaussian mechanism for the whole run (dp_accounting), which hides no more than the shares do"
 _ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp_accounting), exact for plain Gaussians",
-    "renyi": "Renyi privacy of distributed discrete Gaussians, at whole orders where they are sampled (dp_accounting)",
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
 }
 _MEMBERSHIP = (

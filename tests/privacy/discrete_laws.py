@@ -48,8 +48,3 @@ def shares(sigma: float, count: int, reach: int) -> Floats:
 def shifted(law: Floats, by: int) -> tuple[Floats, Floats]:
     """The probabilities of by + X and of X, at the values that both arrays cover; the values left out are negligible."""
     return law[:-by], law[by:]
-
-
-def divergence(one: Floats, other: Floats, order: float) -> float:
-    """The Renyi divergence of one law from another, from all their probabilities."""
-    return float(np.log(np.sum(np.exp(order * np.log(one) + (1 - order) * np.log(other)))) / (order - 1))

@@ -2,8 +2,7 @@
 
 The broken variants at the end of some tests are common mistakes; the test must notice each of them. Searches for noise and for
 the most releases never exceed their target, and come close. The loss distribution from array operations equals the library's,
-computed one loss at a time, to the bit. Releases of which only Renyi divergences are known are compared with exact discrete
-laws, and with Gaussians.
+computed one loss at a time, to the bit.
 """
 
 from __future__ import annotations
@@ -28,9 +27,6 @@ from privacy.accounting import (
     calibrate,
     composed,
     delta,
-    discrete,
-    discrete_replaced,
-    discrete_sampled,
     epsilon,
     hockey_sticks,
     largest_count,
@@ -40,10 +36,8 @@ from privacy.accounting import (
     sampled_without_replacement,
     unamplified,
 )
-from privacy.distributed import _tau
 from privacy.errors import PlanError
 from tests.cells import chosen, every
-from tests.privacy.discrete_laws import divergence, shares, shifted
 
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 DELTA = 1e-5
@@ -68,9 +62,6 @@ def test_a_replaced_member_moves_a_sum_twice_as_far() -> None:
     ignored = RdpAccountant(neighboring_relation=accounting._RELATIONS["replace-one"]).compose(GaussianDpEvent(1.0))
     assert float(ignored.get_epsilon(DELTA)) == pytest.approx(4.73, abs=0.01)  # the adjacency ignored: not private
     assert rdp(replaced(1.0), 3, [2.0, 8.0]) == pytest.approx((3 * 2 / 0.5, 3 * 8 / 0.5))
-    assert discrete_replaced(2.0).adjacency == "replace-one"
-    assert rdp(discrete_replaced(2.0), 1, WHOLE) == rdp(discrete(1.0), 1, WHOLE)
-    assert discrete_replaced(2.0).multiplier == pytest.approx(replaced(2.0).multiplier)
 
 
 def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
@@ -253,17 +244,11 @@ CALIBRATED: list[tuple[Callable[[float], Release], int, float]] = [
     (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
     (unamplified, 20, 0.5),
     (replaced, 1, 100.0),
-    (discrete, 1, 0.02),
-    (discrete, 1000, 50.0),
-    (discrete_replaced, 5, 8.0),
-    (lambda z: discrete_sampled(0.1, z), 50, 3.0),
-    (lambda z: discrete_sampled(0.9, z), 5, 20.0),
 ]
 SLOWLY: list[tuple[Callable[[float], Release], int, float]] = [
     *((lambda z: poisson_sampled(0.01, z), count, target) for count, target in ((1000, 3.0), (1000, 0.05), (100, 1e3))),
     (lambda z: poisson_sampled(0.3, z), 5, 8.0),
     (lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0),
-    (lambda z: discrete_sampled(0.01, z), 1000, 0.1),
 ]
 
 
@@ -282,8 +267,6 @@ def test_calibration_never_exceeds_and_wastes_little(
 FITTING = [
     (unamplified(10.0), 3.0),
     (poisson_sampled(0.2, 4.0), 1.0),
-    (discrete(5.0), 4.0),
-    (discrete_sampled(0.05, 1.0), 4.0),
 ]
 MORE = [
     (sampled_without_replacement(1000, 10, 2.0), 3.0),
@@ -306,16 +289,10 @@ def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None
     "ask",
     [
         *(lambda rate=rate: poisson_sampled(rate, 1.0) for rate in (0.0, 1.1)),
-        *(lambda rate=rate: discrete_sampled(rate, 1.0) for rate in (0.0, 1.5)),
         *(lambda z=z: poisson_sampled(0.1, z) for z in (0.0, math.nan)),
-        *(
-            lambda one=one, z=z: one(z)
-            for one in (unamplified, replaced, discrete, discrete_replaced)
-            for z in (0.0, -1.0)
-        ),
-        *(lambda z=z: discrete_replaced(z) for z in (math.nan, math.inf)),
+        *(lambda one=one, z=z: one(z) for one in (unamplified, replaced) for z in (0.0, -1.0, math.nan, math.inf)),
         *(lambda size=size: sampled_without_replacement(10, size, 1.0) for size in (0, 11)),
-        *(lambda one=one, at=at: epsilon(one(1.0), 1, at) for one in (unamplified, discrete) for at in (0.0, 1.0)),
+        *(lambda at=at: epsilon(unamplified(1.0), 1, at) for at in (0.0, 1.0)),
         lambda: epsilon(unamplified(1.0), -1, DELTA),
         lambda: delta(unamplified(1.0), 1, -1.0),
         *(lambda target=target: calibrate(unamplified, 1, target, DELTA) for target in (0.0, math.inf)),
@@ -328,86 +305,9 @@ def test_what_cannot_be_accounted_for_is_refused(ask: Callable[[], object]) -> N
         ask()
 
 
-@every("rate", [0.01, 0.2, 0.7])
-@every("count", [1, 2, 3])
-@every("shift", [1, 2])
-def test_sampled_divergences_bound_exact_sums_in_both_directions(rate: float, count: int, shift: int) -> None:
-    """One coordinate, shares of sigma 1: the exact laws with the member, without it, and with it at probability `rate`."""
-    law = shares(1, count, 36)
-    z = 1 / math.sqrt(shift**2 / count + _tau(count, 1))
-    orders = (1.3, *WHOLE[:7], 4.5)
-    said = rdp(discrete_sampled(rate, z), 1, orders)
-    for there, absent in (shifted(law, shift), shifted(law, shift)[::-1]):
-        perhaps = (1 - rate) * absent + rate * there
-        for order, bound in zip(orders, said, strict=True):
-            one_more, one_less = divergence(perhaps, absent, order), divergence(absent, perhaps, order)
-            assert one_less <= one_more * (1 + 1e-9) + 1e-14  # by the reflection argument of `concentrated_divergences`
-            assert one_more <= bound
-            if order.is_integer():
-                assert bound == pytest.approx(one_more, rel=0.02, abs=1e-9)
-    half = rdp(discrete_sampled(rate / 2, z), 1, orders)
-    there, absent = shifted(law, shift)
-    assert half[1] < divergence((1 - rate) * absent + rate * there, absent, 2.0)  # half the rate is noticed
-
-
-@every("rate", [0.001, 0.05, 0.5, 0.99])
-@every("z", [0.3, 1.0, 5.0, 100.0])
-def test_never_below_a_gaussian_and_equal_to_it(rate: float, z: float) -> None:
-    orders = (*WHOLE, 64.0, 200.0)
-    event = PoissonSampledDpEvent(rate, GaussianDpEvent(z))
-    exact = RdpAccountant(orders).compose(event).rdp
-    ours = rdp(discrete_sampled(rate, z), 1, orders)
-    for order, one, gaussian in zip(orders, ours, exact, strict=True):
-        least = min(gaussian, order / (2 * z**2))
-        assert least * (1 - 1e-12) <= one <= least * (1 + 1e-6) + 2e-14, order
-    between, above = rdp(discrete_sampled(rate, z), 1, (2.5, 6.2)), rdp(discrete_sampled(rate, z), 1, (3.0, 7.0))
-    for order, one, whole in zip((2.5, 6.2), between, above, strict=True):
-        assert one == min(whole, rdp(discrete(z), 1, (order,))[0])
-    for order, one, gaussian in zip(orders, rdp(discrete(z), 3, orders), rdp(unamplified(z), 3, orders), strict=True):
-        assert gaussian <= one <= gaussian * (1 + 1e-12), order
-
-
-@pytest.mark.parametrize(
-    ("release", "gaussian"),
-    [
-        (discrete(1.0), unamplified(1.0)),
-        (discrete(40.0), unamplified(40.0)),
-        (discrete_replaced(3.0), replaced(3.0)),
-        pytest.param(discrete_sampled(0.1, 0.89), poisson_sampled(0.1, 0.89), marks=pytest.mark.nightly),
-        (discrete_sampled(0.02, 2.0), poisson_sampled(0.02, 2.0)),
-        pytest.param(discrete_sampled(0.5, 0.4), poisson_sampled(0.5, 0.4), marks=pytest.mark.nightly),
-    ],
-)
-def test_epsilon_and_delta_are_those_of_renyi_privacy_and_never_below_a_gaussian(
-    release: Release, gaussian: Release
-) -> None:
-    count = 50
-    found = epsilon(release, count, DELTA)
-    assert epsilon(gaussian, count, DELTA) <= found < math.inf
-    plain = release.event if release.rate == 1 else None
-    dense = tuple(1 + 1.003**power for power in range(-1700, 4000)) if plain else WHOLE
-    assert found <= accounting.by_rdp(gaussian, count, DELTA, dense) * 1.001 + 1e-6
-    assert delta(release, count, found) == pytest.approx(DELTA, rel=1e-3) or found == 0
-    assert delta(release, count, found * 0.9) >= delta(gaussian, count, found * 0.9)
-    assert delta(release, count, 0.0) <= 1
-
-
-def test_exact_formulas_and_distributions_are_out_of_reach() -> None:
-    """Functions for Gaussians alone give infinity or None for such a release, or refuse it."""
-    for release in (discrete(1.0), discrete_sampled(0.1, 1.0), discrete_replaced(1.0)):
-        assert release.concentrated
-        assert not release.plain
-        assert release.accountant == "rdp"
-        assert accounting.without_sampling(release, 10, DELTA) == math.inf
-        assert accounting.by_participation(release, 10, DELTA) == math.inf
-        assert accounting.pld_step(release, 10, accounting.FINE) is None
-    assert not unamplified(1.0).concentrated
-    assert not poisson_sampled(0.1, 1.0).concentrated
-
-
 def test_sampling_helps_and_more_rounds_cost_more() -> None:
-    by_rate = [epsilon(discrete_sampled(rate, 1.0), 20, DELTA) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)]
-    by_count = [epsilon(discrete_sampled(0.1, 1.0), count, DELTA) for count in (1, 2, 10, 100, 10_000)]
+    by_rate = [epsilon(poisson_sampled(rate, 1.0), 20, DELTA) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)]
+    by_count = [epsilon(poisson_sampled(0.1, 1.0), count, DELTA) for count in (1, 2, 10, 100, 10_000)]
     assert (by_rate, by_count) == (sorted(by_rate), sorted(by_count))
     assert np.isfinite(by_count).all()
 
@@ -415,7 +315,6 @@ def test_sampling_helps_and_more_rounds_cost_more() -> None:
 @every("z", [1e-6, 1e-3, 1e6])
 @every("rate", [1e-6, 0.5, 1.0])
 def test_extremes_are_answered(z: float, rate: float) -> None:
-    found = epsilon(discrete_sampled(rate, z), 100, DELTA)
+    found = epsilon(poisson_sampled(rate, z), 100, DELTA)
     assert 0 <= found < math.inf
-    assert found <= epsilon(discrete(z), 100, DELTA) * 1.2 + 1e-2
-    assert all(map(math.isfinite, accounting.concentrated_divergences(0.5 / z**2, rate, accounting.WHOLE_ORDERS)))
+    assert found <= epsilon(unamplified(z), 100, DELTA) * 1.2 + 1e-2

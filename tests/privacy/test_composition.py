@@ -18,7 +18,6 @@ from scipy.stats import geom, logser, norm, poisson
 from privacy import accounting, composition
 from privacy.composition import LAWS, ORDERS, Law, group_epsilon, group_epsilon_by_curve, largest, of_plan, together
 from privacy.correlation import square_root
-from privacy.distributed import DistributedGaussian
 from privacy.errors import PlanError
 from privacy.plan import Plan, Target, for_contributions, for_gradients, for_shares, for_sums, for_turns
 from privacy.sampling_and_turns import Poisson, PublicOrder
@@ -149,12 +148,13 @@ def delta_of(mu: float, epsilon: float) -> float:
     [
         (for_turns(TARGET, ORDER, 9), math.sqrt(3) / 2),
         (for_turns(TARGET, ORDER, 9, passes=2), math.sqrt(6) / 2),
+        (for_turns(TARGET, ORDER, 9, shares=True), math.sqrt(3) / 2),
         (for_turns(TARGET, ORDER, 9, correlation=square_root(3)), math.sqrt(3) / 2),
         (for_sums(TARGET, Poisson(20, 1.0), 9), 3 / 2),
         (for_contributions(TARGET, 0.1, ["a"], 1, 4), 2 * 2 / 2),  # replaced: twice as far
         (for_gradients(TARGET, ["a", "b"], [Poisson(9, 1.0)] * 2, [2, 3], 2), math.sqrt(6) / 2),  # of the worst client
     ],
-    ids=["turns", "passes", "banded", "everybody", "local", "steps"],
+    ids=["turns", "passes", "shares", "banded", "everybody", "local", "steps"],
 )
 def test_an_exact_gaussian_is_one_at_every_delta(plan: Plan, mu: float) -> None:
     assert plan.gaussian() == pytest.approx(mu)
@@ -169,22 +169,15 @@ def test_an_early_end_costs_the_rounds_that_were_made() -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [for_sums(TARGET, Poisson(20, 0.1), 4), for_turns(TARGET, ORDER, 9, shares=True)], ids=["coins", "shares"]
+    "plan",
+    [for_sums(TARGET, Poisson(20, 0.1), 4), for_shares(TARGET, Poisson(20, 0.1), 4, hidden=True)],
+    ids=["central", "shares"],
 )
 def test_what_is_no_exact_gaussian_has_no_mu(plan: Plan) -> None:
     assert plan.gaussian() is None
     curve = plan.curve((1e-3, 1e-5, 1e-30))
     assert dict(curve)[1e-5] == plan.epsilon()
     assert curve[0][1] < curve[1][1]
-
-
-def test_shares_of_noise_have_nearly_the_mu_of_their_multiplier() -> None:
-    """A hundred shares lose an eighth of a per cent; sampled ones are no Gaussian."""
-    plan, noise = for_turns(TARGET, ORDER, 9, shares=True), DistributedGaussian(2.0, 120, 100)
-    exact = for_turns(TARGET, ORDER, 9).gaussian()
-    assert exact is not None
-    assert plan.gaussian(shares=noise) == pytest.approx(exact / math.sqrt(1 - 1 / 400), rel=1e-12)
-    assert for_shares(TARGET, Poisson(20, 0.1), 4, hidden=True).gaussian(shares=noise) is None
 
 
 def test_a_group_of_an_exact_gaussian_moves_it_so_many_times_as_far() -> None:
@@ -197,7 +190,7 @@ def test_a_group_by_epsilon_and_delta_alone() -> None:
     assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 + 1e-12)) == 2.0
     assert group_epsilon_by_curve([(1e-8, 1.0)], 2, 1e-8 * (1 + math.e) * (1 - 1e-12)) is None
     assert group_epsilon_by_curve([(1e-5, 700.0)], 5, 1e-5) is None
-    curve = for_shares(Target(None, 8.0, 1e-5), Poisson(20, 0.1), 4, hidden=False).curve(DELTAS)
+    curve = for_sums(Target(None, 8.0, 1e-5), Poisson(20, 1.0), 4).curve(DELTAS)
     found = group_epsilon_by_curve(curve, 2, 1e-5)
     assert found is not None
     assert found > group_epsilon(math.sqrt(4) / 8, 2, 1e-5)

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ _CLIENTS = (
     "with one seed."
 )
 _DASHES = ("-", "--", "-.", ":")
+_SPECIAL = r"[\\|`*_\[\]<>#$~]"  # signs that Markdown reads
 _COLOURS = 10  # of matplotlib's cycle
 _MOST_MARKERS = 30
 
@@ -95,17 +97,13 @@ def markdown(rows: Sequence[Row]) -> str:
     """A table in Markdown, with an explanation of its numbers below it."""
     named = heads(rows)
     aligned = ["---", "---", *["---:"] * (len(named) - 2)]
-    lines = [_line(named), _line(aligned), *(_line([_escaped(cell) for cell in cells(row, rows)]) for row in rows)]
+    plain = ([re.sub(_SPECIAL, r"\\\g<0>", cell) for cell in cells(row, rows)] for row in rows)
+    lines = [_line(named), _line(aligned), *map(_line, plain)]
     return "\n".join(["# Comparison", "", *lines, "", *(f"- {note}" for note in notes(rows)), ""])
 
 
 def _line(texts: Sequence[str]) -> str:
     return f"| {' | '.join(texts)} |"
-
-
-def _escaped(text: str) -> str:
-    """The text with Markdown's special characters escaped."""
-    return "".join(f"\\{sign}" if sign in "\\|`*_[]<>#$~" else sign for sign in text)
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

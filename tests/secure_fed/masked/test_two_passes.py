@@ -74,7 +74,7 @@ def test_fixed_cohorts_and_shares_count_rounds_too() -> None:
     for hidden in (False, True):
         shares = for_shares(Target(None, 2.0, 1e-5), Poisson(100, 0.1), 20, 2, hidden=hidden)
         z = math.sqrt(2)
-        release = accounting.discrete_sampled(0.1, z) if hidden else accounting.discrete(z)
+        release = accounting.poisson_sampled(0.1, z) if hidden else accounting.unamplified(z)
         assert shares.epsilon() == pytest.approx(accounting.epsilon(release, 10, 1e-5))
 
 
