@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from privacy.statement import OBSERVERS, SEES_COHORTS
 from secure_fed.report.formatting import MISSING, at_most, number, percent, rate
-from secure_fed.report.guarantee import Guarantee, stated
+from secure_fed.report.guarantee import SIMULATED, Guarantee, stated
 from secure_fed.report.markup import bullets, facts, paragraph, section
 from secure_fed.report.masks import Facts, Rows
 from secure_fed.report.record import RunRecord
@@ -84,12 +84,12 @@ def _measured(record: RunRecord) -> Iterator[tuple[str, str]]:
         total = terms["budget_epsilon"]
         own = f"{at_most(guarantee.epsilon)} at delta {guarantee.delta:g}" if guarantee.holds else "void"
         yield "epsilon of this run", own
+        spent = f"of which {at_most(record.result['epsilon_cumulative'])} was spent when this run ended"
         yield (
-            "the budget's total",
+            "the budget's total" if record.config.privacy.ledger else "this run's own budget",
             "no limit is set"
             if total is None
-            else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}, of which "
-            f"{at_most(record.result['epsilon_cumulative'])} was spent when this run ended",
+            else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}, {spent}",
         )
 
 
@@ -106,16 +106,16 @@ def accuracy(record: RunRecord) -> str:
 
 def statement(record: RunRecord) -> str:
     """The recorded statement, whole, and its terms as a table; empty where the run recorded none."""
-    guarantee = stated(record)
+    guarantee, simulated = stated(record), "" if record.deployed else f"{SIMULATED} "
     if guarantee is not None:
         return section(
             "Statement for the record",
             "" if guarantee.holds else paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice"),
-            paragraph(guarantee.text, "recorded"),
+            paragraph(f"{simulated}{guarantee.text}", "recorded"),
             facts(_terms(record, guarantee), "terms"),
         )
     recorded = (record.result or {}).get("privacy_statement")
-    return section("Statement for the record", paragraph(str(recorded), "recorded") if recorded else "")
+    return section("Statement for the record", paragraph(f"{simulated}{recorded}", "recorded") if recorded else "")
 
 
 def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
@@ -130,6 +130,7 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
         ("mechanism", terms["mechanism"]),
         ("clip norm", f"{terms['clip_norm']:g}"),
         ("noise is added", terms["noise"]),
+        *([("source of the noise", "the operating system's entropy, and no seed")] if guarantee.secret else []),
         *_realised(terms),
         ("sampling", terms["sampling"]),
         ("accountant", terms["accountant"]),
@@ -163,8 +164,9 @@ def _realised(terms: Facts) -> Rows:
 
 def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
     """The charges and their ledger, once there is a result."""
+    shared = record.config.privacy.ledger
     if record.result is None:
-        return [("ledger", record.config.privacy.ledger or "in the run directory")]
+        return [("ledger", shared or _OWN)]
     terms = guarantee.terms
     limit, limit_delta = terms["budget_epsilon"], terms["budget_delta"]
     of_limit = "without a limit" if limit is None else f"of {at_most(limit)} (delta {limit_delta:g})"
@@ -172,10 +174,10 @@ def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
     return [
         ("releases", releases(record.result["releases"], terms)),
         *([("rounds of one client", f"at most {number(most)}")] if most else []),
-        ("ledger", str(terms["ledger"])),
-        ("data set of the ledger", str(terms["data_set"]) or MISSING),
+        ("ledger", str(terms["ledger"]) if shared else _OWN),
+        *([("data set of the ledger", str(terms["data_set"]) or MISSING)] if shared else []),
         (
-            "spent in the ledger",
+            "spent in the ledger" if shared else "spent of this run's own budget",
             f"epsilon {at_most(record.result['epsilon_cumulative'])} {of_limit}, when this run ended",
         ),
     ]
@@ -190,6 +192,7 @@ def releases(charged: int, terms: Facts) -> str:
 
 
 _OF_EXAMPLES = ("classification", "multi_label", "multiple_choice")  # whose accuracy is a share of the test examples
+_OWN = "none is named: the run has a budget of its own, which counts no other run"
 _UNGUARDED = (
     "Neither noise nor masks protect these copies, and no guarantee covers them: treat them as the training data themselves."
     " Whoever is logged in as the owner of the run's folder, or administers the machine, can read them; nobody else can."

@@ -11,6 +11,7 @@ from secure_fed.report.guarantee import GUESSED, PRESENCE, Guarantee, in_detail,
 from secure_fed.report.markup import bullets, folded, paragraph, section, table
 from secure_fed.report.masks import colluding, masked
 from secure_fed.report.record import RunRecord
+from secure_fed.runs.directory import RESULT, withholds_test
 
 _WEAK = 10.0  # e^10 is above 20,000
 
@@ -62,7 +63,7 @@ def _void(guarantee: Guarantee) -> str:
 def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
     epsilon = f"({at_most(guarantee.epsilon)}, {guarantee.delta:g})"
     is_private = "is" if record.result else "is planned to be"
-    other_runs = _LEDGER if record.config.privacy.ledger else _ALONE_HERE
+    other_runs = _LEDGER if record.config.privacy.ledger else _AT_NODES if record.deployed else _ALONE_HERE
     return section(
         f"Privacy: differentially private, epsilon {at_most(guarantee.epsilon)}",
         paragraph(
@@ -76,11 +77,12 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         in_detail(guarantee),
         folded(
             "What the guarantee leaves open",
-            paragraph(f"{_LIMITS[guarantee.unit]} {_THIS_PAGE}"),
+            paragraph(_LIMITS[guarantee.unit]),
             paragraph("Not covered:") + bullets(guarantee.terms["not_covered"])
             if guarantee.terms["not_covered"]
             else "",
         ),
+        folded("Who may read the run's files", paragraph(_who_may_read(record))),
         folded("What the server sees", server_view(record, guarantee)),
         css_class="privacy",
     )
@@ -92,12 +94,19 @@ def _meaning(guarantee: Guarantee) -> str:
         guessed = "a client held its own data or other data"
     found, by_epsilon = (share(guarantee.epsilon, guarantee.delta, mu) for mu in (guarantee.mu, None))
     most = "the bound is above 99.99 %, which rules out next to nothing" if found == "100 %" else f"in at most {found}"
-    loose = "" if found == by_epsilon else f" (under this run's noise; {by_epsilon} by epsilon and delta alone)"
+    loose = "" if found == by_epsilon else f" with this noise; {by_epsilon} is all that epsilon alone proves"
     return (
         f"Imagine somebody who has the model, knows all other training data, and has to guess whether {guessed}. Both answers"
-        f" are equally likely beforehand. The guess is right {most} of such cases{loose}. A guess at random is right in 50 %."
+        " are equally likely beforehand; where “yes” is rarer, its chance starts lower. The guess is right"
+        f" {most} of such cases{loose}. A guess at random is right in 50 %."
         f" This holds whatever else this person knows or computes. {PRESENCE}"
     )
+
+
+def _who_may_read(record: RunRecord) -> str:
+    """Which files of the run's folder may be passed on."""
+    exact = f" But {RESULT} has the accuracy on rows held out of the data, and no noise covers it."
+    return f"{_FILES}{exact if withholds_test(record.config, record.facts) else ''}"
 
 
 def _personal(record: RunRecord) -> str:
@@ -171,9 +180,10 @@ def _participants(guarantee: Guarantee) -> str:
 
 
 _ALONE_HERE = (
-    "This epsilon covers this run alone: each further run on the same data adds its own, and only runs that share a ledger"
-    " (privacy.ledger) are added up."
+    "This epsilon covers this run alone: each further run on the same data costs its own as well, and nobody counts it, since"
+    " no ledger is named (privacy.ledger)."
 )
+_AT_NODES = "This epsilon covers this run alone: each member's own ledger adds up the runs on its data."
 _LEDGER = "This epsilon covers this run alone; the runs of its ledger together are under “For the record”."
 _LIMITS = {
     "client": ("The model may reveal whatever holds for many clients: learning that is its purpose."),
@@ -186,7 +196,11 @@ _LIMITS = {
         " person at one client."
     ),
 }
-_THIS_PAGE = "The guarantee is about the model. Files of the run directory name the clients."
+_FILES = (
+    "What lies outside of private/ in the run's folder may be passed on: it has what was released, the settings (with paths of"
+    " files, and the site), and what is public, such as the clients' names. What lies in private/ is for the owner of the data"
+    " alone."
+)
 _NOTHING = "No differential privacy and no secure aggregation protect this run."
 _ONLY_MASKS = (
     "No differential privacy protects this run. Secure aggregation hides single contributions, and nothing else."

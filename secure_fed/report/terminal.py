@@ -17,9 +17,10 @@ from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
-from secure_fed.report.guarantee import two_units
+from secure_fed.report.guarantee import most_auc, two_units
 from secure_fed.report.measured import (
     FOR_THE_OWNER,
+    allowed,
     auc,
     dummy_nouns,
     meaning,
@@ -33,6 +34,7 @@ from secure_fed.runs import guarantee
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
 _ANY = "any"
+_KEPT = "the run keeps the model of its end"
 _UNITS = 3  # client, example, person
 _NUMBERS = ("trainable", "up a\nround", "lr", "of head")
 _RIGHT: dict[str, Any] = {"justify": "right", "no_wrap": True}
@@ -89,8 +91,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         *_measured(summary, [(name.replace("_", " "), f"{value:.4g}") for name, value in own]),
         *_membership(summary),
-        ("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}"),
-        *([("best evaluation", f"round {best}")] if best not in (None, summary["rounds"]) else []),
+        ("rounds", f"{summary['rounds']}, each with {_those_in(summary, expected)}"),
+        *([("best evaluation", f"round {best}; {_KEPT}")] if best not in (None, summary["rounds"]) else []),
         *([("ended early", str(summary["ended_early"]))] if summary["ended_early"] else []),
         ("trained parameters", f"{summary['trainable']:,}"),
         ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}"),
@@ -114,7 +116,8 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     if found := summary.get("noise_alone"):
-        rows.append(("  noise alone", guarantee.noise_in_short(found)))
+        said = (guarantee.noise_in_short(found), guarantee.loss_reached(found, summary["loss"]))
+        rows.append(("  noise alone", "; ".join(filter(None, said))))
         rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
     return rows + ([("  no learning", why)] if (why := summary.get("no_learning")) else [])
 
@@ -192,11 +195,14 @@ def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     found = [
         _attack(name, entry, secret=summary["privacy"] is not None) for name, key in own if (entry := summary.get(key))
     ]
-    return [*_attack("membership", summary.get("membership")), *(row for rows in found for row in rows)]
+    most = most_auc(summary["privacy"])
+    return [*_attack("membership", summary.get("membership"), most), *(row for rows in found for row in rows)]
 
 
-def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False) -> list[tuple[str, str]]:
-    """secret: whether the figure is for the owner of the data alone."""
+def _attack(
+    name: str, found: Mapping[str, Any] | None, most: float | None = None, *, secret: bool = False
+) -> list[tuple[str, str]]:
+    """most: the largest AUC that the guarantee allows. secret: whether the figure is for the owner of the data alone."""
     if not found:
         return []
     if found.get("auc") is None:
@@ -210,9 +216,9 @@ def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False)
     beside = [("  may mislead", str(found["misleads"]))] if of_rows(found) else []
     whose = [("  for", FOR_THE_OWNER)] if secret else []
     return [
-        (f"{name} AUC", f"{auc(found)}; 0.5 is chance; {sizes}"),
+        (f"{name} AUC", f"{auc(found)}; 0.5 is chance{allowed(found, most)}; {sizes}"),
         *whose,
-        ("  meaning", meaning(found)),
+        ("  meaning", meaning(found, most)),
         *beside,
         *caught,
     ]
@@ -226,6 +232,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     limit = "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
     whose, together = two_units(summary["unit"], terms)
+    alone = _alone(summary)
     void = (
         []
         if terms["private"]
@@ -239,8 +246,11 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", releases(summary["releases"], terms)),
-        ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
-        *([("  other runs", "not counted: this epsilon covers this run alone")] if _alone(summary) else []),
+        (
+            f"  spent {'of its own budget' if alone else 'in its ledger'}",
+            f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}",
+        ),
+        *([("  other runs", "each costs its own epsilon, and nobody counts it: no ledger is named")] if alone else []),
     ]
 
 
@@ -289,16 +299,14 @@ def _hides_cohort(summary: Mapping[str, Any]) -> bool:
     return terms is not None and terms["place"] == "sum" and "participant" not in terms.get("holds_against", ())
 
 
-def _those_in(summary: Mapping[str, Any]) -> str:
+def _those_in(summary: Mapping[str, Any], expected: str) -> str:
     """The participants of a round."""
-    cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
-    if of_dummies(found) and found["unit"] == "client" and found["members"] + found["non_members"]:
-        clients = f"{clients} clients, beside {found['members'] + found['non_members']} dummy clients"
-    else:
-        clients = f"{clients} clients"
+    cohort, clients, found = summary["cohort"], f"{summary['clients']} clients", summary.get("membership") or {}
+    if of_dummies(found) and found["unit"] == "client" and (dummies := found["members"] + found["non_members"]):
+        expected += f", beside {dummies} dummy clients"
     if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:
-        return f"all {clients}, about {cohort} of whom train"
-    return f"{cohort} of {clients}"
+        return f"all {clients}, about {cohort} of whom train{expected}"
+    return f"{cohort} of {clients}{expected}"
 
 
 def _percent(value: float | None) -> str:
