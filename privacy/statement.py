@@ -91,7 +91,7 @@ OBSERVERS: dict[Observer, str] = {
     "participant": "the other clients",
     "server": "the server",
 }
-_TOGETHER = "Several units of one person have a larger epsilon together."
+_TOGETHER = "Several units of one person are protected less together."
 SEES_COHORTS = (
     "whoever sees which clients take part in a round, such as the other clients of that round, or somebody who watches the "
     "network"

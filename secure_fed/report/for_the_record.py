@@ -85,12 +85,8 @@ def _measured(record: RunRecord) -> Iterator[tuple[str, str]]:
         own = f"{at_most(guarantee.epsilon)} at delta {guarantee.delta:g}" if guarantee.holds else "void"
         yield "epsilon of this run", own
         spent = f"of which {at_most(record.result['epsilon_cumulative'])} was spent when this run ended"
-        yield (
-            "the budget's total" if record.config.privacy.ledger else "this run's own budget",
-            "no limit is set"
-            if total is None
-            else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}, {spent}",
-        )
+        limit = "without a limit" if total is None else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}"
+        yield "the budget's total" if record.config.privacy.ledger else "this run's own budget", f"{limit}, {spent}"
 
 
 def accuracy(record: RunRecord) -> str:
@@ -107,15 +103,14 @@ def accuracy(record: RunRecord) -> str:
 def statement(record: RunRecord) -> str:
     """The recorded statement, whole, and its terms as a table; empty where the run recorded none."""
     guarantee, simulated = stated(record), "" if record.deployed else f"{SIMULATED} "
-    if guarantee is not None:
-        return section(
-            "Statement for the record",
-            "" if guarantee.holds else paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice"),
-            paragraph(f"{simulated}{guarantee.text}", "recorded"),
-            facts(_terms(record, guarantee), "terms"),
-        )
-    recorded = (record.result or {}).get("privacy_statement")
-    return section("Statement for the record", paragraph(f"{simulated}{recorded}", "recorded") if recorded else "")
+    recorded = guarantee.text if guarantee else (record.result or {}).get("privacy_statement")
+    void = guarantee is not None and not guarantee.holds
+    return section(
+        "Statement for the record",
+        paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice") if void else "",
+        paragraph(f"{simulated}{recorded}", "recorded") if recorded else "",
+        facts(_terms(record, guarantee), "terms") if guarantee else "",
+    )
 
 
 def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
@@ -130,7 +125,6 @@ def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
         ("mechanism", terms["mechanism"]),
         ("clip norm", f"{terms['clip_norm']:g}"),
         ("noise is added", terms["noise"]),
-        *([("source of the noise", "the operating system's entropy, and no seed")] if guarantee.secret else []),
         *_realised(terms),
         ("sampling", terms["sampling"]),
         ("accountant", terms["accountant"]),
@@ -167,19 +161,12 @@ def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
     shared = record.config.privacy.ledger
     if record.result is None:
         return [("ledger", shared or _OWN)]
-    terms = guarantee.terms
-    limit, limit_delta = terms["budget_epsilon"], terms["budget_delta"]
-    of_limit = "without a limit" if limit is None else f"of {at_most(limit)} (delta {limit_delta:g})"
-    most = terms["participations"]
+    terms, most = guarantee.terms, guarantee.terms["participations"]
     return [
         ("releases", releases(record.result["releases"], terms)),
         *([("rounds of one client", f"at most {number(most)}")] if most else []),
         ("ledger", str(terms["ledger"]) if shared else _OWN),
         *([("data set of the ledger", str(terms["data_set"]) or MISSING)] if shared else []),
-        (
-            "spent in the ledger" if shared else "spent of this run's own budget",
-            f"epsilon {at_most(record.result['epsilon_cumulative'])} {of_limit}, when this run ended",
-        ),
     ]
 
 

@@ -96,8 +96,8 @@ def guarantee_picture(record: RunRecord) -> str:
     guarantee = stated(record)
     if guarantee is None or not guarantee.holds:
         return ""
-    may_lie = record.config.secure_aggregation.active
-    assumed = "" if guarantee.place != "shares" else _LIAR if may_lie else _FOLLOWS
+    follows = "the signing keys are right" if record.config.secure_aggregation.active else _FOLLOWS
+    assumed = f" Against the server it assumes that {follows}." if guarantee.place == "shares" else ""
     how = (
         f"An observer guesses whether {GUESSED[guarantee.unit]}; yes and no are equally likely. {PRESENCE} A bar shows epsilon,"
         f" and beside it the most guesses that can be right {_BY_MU if guarantee.mu is not None else _BY_EPSILON} A guess at"
@@ -210,9 +210,8 @@ def most_auc(terms: Mapping[str, Any] | None) -> float | None:
 
     Of N(0, 1) and N(mu, 1) it is Phi(mu / sqrt(2)).
     """
-    if not terms or terms["private"] is not True or terms.get("gaussian_mu") is None:
-        return None
-    return NormalDist().cdf(terms["gaussian_mu"] / math.sqrt(2))
+    mu = terms and terms["private"] is True and terms.get("gaussian_mu")
+    return NormalDist().cdf(mu / math.sqrt(2)) if mu else None
 
 
 def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
@@ -237,27 +236,19 @@ def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
 
 def two_units(unit: str, terms: Mapping[str, Any]) -> tuple[str, str]:
     """A person who is two units, and the epsilon of the two together, as a name and its value."""
-    whose, two = "two examples of a person" if unit == "example" else "a person at two clients", _of_two(terms)
-    return (
-        whose,
-        "no epsilon follows" if two is None else f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}",
-    )
+    whose = "two examples of a person" if unit == "example" else "a person at two clients"
+    two = next((one for one in terms["groups"] if one["units"] == _TWO), None)
+    return whose, f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}" if two else "no epsilon"
 
 
 def together(guarantee: Guarantee) -> str:
     """What the guarantee is worth for a person who is two units, in a sentence; empty before there is a result."""
     if "groups" not in guarantee.terms:
         return ""
-    who, terms, two = _TWO_UNITS[guarantee.unit], guarantee.terms, _of_two(guarantee.terms)
-    if two is None:
-        return f"{who} counts as two units, for which no epsilon follows."
-    more = two["epsilon"] > _TWO * guarantee.epsilon and _delta(two, terms) == f"{guarantee.delta:g}"
-    why = ", more than twice that of one, since delta stays the same" if more else ""
-    return f"{who} counts as two units, and is covered by {two_units(guarantee.unit, terms)[1]}{why}."
-
-
-def _of_two(terms: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((one for one in terms["groups"] if one["units"] == _TWO), None)
+    who, found = _TWO_UNITS[guarantee.unit], two_units(guarantee.unit, guarantee.terms)[1]
+    # a smaller delta for each of the two has a larger epsilon
+    why = ", more than twice that of one, since delta stays the same" if found.endswith(f" {guarantee.delta:g}") else ""
+    return f"{who} counts as two units, covered together by {found}{why}."
 
 
 def _delta(group: Mapping[str, Any], terms: Mapping[str, Any]) -> str:
@@ -286,13 +277,8 @@ GUESSED = {
     "person": "one person's examples at one client were used in the training",
 }
 PRESENCE = "Protected are the data, not the presence: the clients' names, and that they are clients, are public."
-SIMULATED = (
-    "Simulated: one process held all clients' data and acted as the server, so nothing was hidden from whoever ran it."
-)
-_FOLLOWS = (
-    " Against the server it assumes that the server follows the protocol; nothing in this run stops one that lies."
-)
-_LIAR = " It holds against a server that lies, too, under the assumptions below."
+SIMULATED = "Simulated: one process held all data and acted as the server, so nothing was hidden from whoever ran it."
+_FOLLOWS = "the server follows the protocol, and nothing stops one that lies"
 _BY_MU = "under this run's noise. Below the axis: the same by epsilon alone, for noise of any kind."
 _BY_EPSILON = "by epsilon alone. Axis: epsilon, and below it that share."
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
@@ -305,7 +291,5 @@ _TRAIN = {
 }
 _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
-_UNLIMITED = (
-    "No limit: nothing bounds how often this party guesses rightly whether one unit's data were used in the training."
-)
+_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit's data were used."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."

@@ -147,9 +147,7 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
 
 def _colluding(found: Facts) -> str:
     """The colluding clients among those that share a client's masks, and the probability of more."""
-    those = (
-        f"{_at_most(found['corrupt'])} of the {number(found['neighbours'])}, if no more clients collude than assumed"
-    )
+    those = f"{_at_most(found['corrupt'])} of the {number(found['neighbours'])}, if as many collude in all as assumed"
     if not found["failure"]:
         return f"{those}; no probability of failure"
     return f"{those}, except with a probability of at most {power_of_two(found['failure'])} in each sum"

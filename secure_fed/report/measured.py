@@ -58,8 +58,8 @@ def noise_alone(record: RunRecord) -> str:
     found = record.facts.get("noise_alone")
     if not found:
         return ""
-    reached = guarantee.loss_reached(found, (record.result or {}).get("loss"))
-    said = (guarantee.noise_in_words(found), reached, guarantee.shortened_steps(found), guarantee.hopeless_noise(found))
+    alone = guarantee.noise_in_words(found, (record.result or {}).get("loss"))
+    said = (alone, guarantee.shortened_steps(found), guarantee.hopeless_noise(found))
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
@@ -309,10 +309,10 @@ def _judgement(found: Mapping[str, Any], most: float | None) -> str:
 
 def _compared(low: float, most: float | None) -> str:
     """How the lower end of an AUC's interval compares with the largest AUC that the noise allows."""
-    if most is None:
-        return "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
-    limit = f"this noise allows up to {at_most(100 * most)} of 100"
-    return f"That is too many: {limit}. Run secure-fed audit." if low > most else f"That is no leak by itself: {limit}."
+    allows = "an epsilon allows some of it" if most is None else f"this noise allows up to {at_most(100 * most)} of 100"
+    if most is not None and low > most:
+        return f"That is too many: {allows}. Run secure-fed audit."
+    return f"That is no leak by itself: {allows}{', and secure-fed audit says how much' if most is None else ''}."
 
 
 # By task: the model's performance, from accuracy and the task's own metric.
@@ -342,7 +342,7 @@ _SILENT = (
 _SILENT_DUMMIES = (
     "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
     " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
-    " secure-fed audit compares what they show with the guarantee. Its attacks know the exact law of the scores of those that"
+    " The attacks of secure-fed audit know the exact law of the scores of those that"
     " did not contribute, so that few of them suffice for a rate."
 )
 _TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."

@@ -34,7 +34,6 @@ from secure_fed.runs import guarantee
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
 _ANY = "any"
-_KEPT = "the run keeps the model of its end"
 _UNITS = 3  # client, example, person
 _NUMBERS = ("trainable", "up a\nround", "lr", "of head")
 _RIGHT: dict[str, Any] = {"justify": "right", "no_wrap": True}
@@ -92,7 +91,11 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_measured(summary, [(name.replace("_", " "), f"{value:.4g}") for name, value in own]),
         *_membership(summary),
         ("rounds", f"{summary['rounds']}, each with {_those_in(summary, expected)}"),
-        *([("best evaluation", f"round {best}; {_KEPT}")] if best not in (None, summary["rounds"]) else []),
+        *(
+            [("best evaluation", f"round {best}; the model kept is the last")]
+            if best not in (None, summary["rounds"])
+            else []
+        ),
         *([("ended early", str(summary["ended_early"]))] if summary["ended_early"] else []),
         ("trained parameters", f"{summary['trainable']:,}"),
         ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}"),
@@ -116,8 +119,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     if found := summary.get("noise_alone"):
-        said = (guarantee.noise_in_short(found), guarantee.loss_reached(found, summary["loss"]))
-        rows.append(("  noise alone", "; ".join(filter(None, said))))
+        rows.append(("  noise alone", guarantee.noise_in_short(found, summary["loss"])))
         rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
     return rows + ([("  no learning", why)] if (why := summary.get("no_learning")) else [])
 
@@ -191,18 +193,14 @@ def _protected(row: Mapping[str, Any]) -> str:
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The cheapest membership inference attack; no rows for results of versions without it."""
-    own = (("membership of data", "membership_of_data"), ("membership of rows", "membership_of_rows"))
-    found = [
-        _attack(name, entry, secret=summary["privacy"] is not None) for name, key in own if (entry := summary.get(key))
-    ]
-    most = most_auc(summary["privacy"])
-    return [*_attack("membership", summary.get("membership"), most), *(row for rows in found for row in rows)]
+    names = ("membership", "membership of data", "membership of rows")
+    found = [_attack(name, summary.get(name.replace(" ", "_")), summary["privacy"]) for name in names]
+    return [row for rows in found for row in rows]
 
 
-def _attack(
-    name: str, found: Mapping[str, Any] | None, most: float | None = None, *, secret: bool = False
-) -> list[tuple[str, str]]:
-    """most: the largest AUC that the guarantee allows. secret: whether the figure is for the owner of the data alone."""
+def _attack(name: str, found: Mapping[str, Any] | None, terms: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """terms: of the guarantee, which covers no figure of the data: those are for their owner alone."""
+    most = most_auc(terms)
     if not found:
         return []
     if found.get("auc") is None:
@@ -214,7 +212,7 @@ def _attack(
         sizes = f"{found['members']:,} rows that trained, {found['non_members']:,} that did not"
     caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
     beside = [("  may mislead", str(found["misleads"]))] if of_rows(found) else []
-    whose = [("  for", FOR_THE_OWNER)] if secret else []
+    whose = [("  for", FOR_THE_OWNER)] if terms and name != "membership" else []
     return [
         (f"{name} AUC", f"{auc(found)}; 0.5 is chance{allowed(found, most)}; {sizes}"),
         *whose,
@@ -233,6 +231,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
     whose, together = two_units(summary["unit"], terms)
     alone = _alone(summary)
+    budget = "spent of its own budget" if alone else "spent in its ledger"
     void = (
         []
         if terms["private"]
@@ -246,10 +245,7 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", releases(summary["releases"], terms)),
-        (
-            f"  spent {'of its own budget' if alone else 'in its ledger'}",
-            f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}",
-        ),
+        (f"  {budget}", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
         *([("  other runs", "each costs its own epsilon, and nobody counts it: no ledger is named")] if alone else []),
     ]
 

@@ -207,7 +207,7 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
             f"alone; about half of them, chosen at random, contribute: {dummies_enter(protection.unit)}. Their membership "
             "figures are computed from the releases alone"
         )
-    uncovered: tuple[str, ...] = words.not_covered
+    uncovered = words.not_covered
     if protection.hidden:
         uncovered = ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
     return Statement(
@@ -360,26 +360,26 @@ def _colluding(settings: SecureAggregationConfig) -> str:
     return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded up) collude with it"
 
 
-def noise_in_words(found: Mapping[str, Any]) -> str:
-    """The loss before and after the noise alone, with chance beside it."""
+def noise_in_words(found: Mapping[str, Any], loss: float | None = None) -> str:
+    """The loss before and after the noise alone, with chance beside it, and the loss that the run reached."""
     chance = "" if found["chance"] is None else f"; {_loss(found['chance'])} is chance, equal scores for all answers"
     return (
         f"this noise alone takes the loss from {_loss(found['start'])} before training to {_loss(found['noised'])} "
-        f"({found['rows']} {found['texts']}{chance})"
+        f"({found['rows']} {found['texts']}{chance}){_reached(found, loss)}"
     )
 
 
-def noise_in_short(found: Mapping[str, Any]) -> str:
+def noise_in_short(found: Mapping[str, Any], loss: float | None = None) -> str:
     """The same, short, for a table that has the accuracy."""
     chance = "" if found["chance"] is None else f", {_loss(found['chance'])} is chance"
     full = f", at steps that are not shortened {_loss(found['full'])}" if found["shortened"] else ""
-    loss = f"{_loss(found['start'])} before training to {_loss(found['noised'])}"
-    return f"takes the loss from {loss}{full}{chance} ({found['texts']})"
+    alone = f"{_loss(found['start'])} before training to {_loss(found['noised'])}"
+    return f"takes the loss from {alone}{full}{chance} ({found['texts']}){_reached(found, loss)}"
 
 
-def loss_reached(found: Mapping[str, Any], loss: float | None) -> str:
-    """The run's own loss, beside them; empty unless both are of test rows."""
-    return "" if loss is None or found["texts"] != "test rows" else f"with its data this run ended at {_loss(loss)}"
+def _reached(found: Mapping[str, Any], loss: float | None) -> str:
+    """The run's own loss, if both are of test rows."""
+    return "" if loss is None or found["texts"] != "test rows" else f"; with its data this run ended at {_loss(loss)}"
 
 
 def shortened_steps(found: Mapping[str, Any]) -> str:
