@@ -200,6 +200,7 @@ def results(record: RunRecord) -> str:
     """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
     result, stated = record.result or {}, guarantee.stated(record)
     expected = ", expected" if record.hides_cohort else ""
+    drawn = "clients in a round" if record.config.privacy.unit in ("none", "client") else "units in a batch"
     clients = number(len(record.client_names))
     # Dummy examples belong to clients and are not counted here.
     dummies = (record.facts.get("dummies") or {}).get("units")
@@ -219,7 +220,7 @@ def results(record: RunRecord) -> str:
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
         ("privacy unit", record.config.privacy.unit),
-        ("share of the clients in a round", rate(result.get("sampling_rate"))),
+        (f"share of the {drawn}", rate(result.get("sampling_rate"))),
         ("noised releases of this run" if record.private else "rounds times passes", number(result.get("releases"))),
         (f"sent by clients{expected}", size(record.total("bytes_up"))),
         (f"sent to clients{expected}", size(record.total("bytes_down"))),

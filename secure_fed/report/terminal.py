@@ -92,7 +92,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_membership(summary),
         ("rounds", f"{summary['rounds']}, each with {_those_in(summary, expected)}"),
         *(
-            [("best evaluation", f"round {best}; the model kept is the last")]
+            [("best evaluation", f"round {best}; the model kept is that of the end")]
             if best not in (None, summary["rounds"])
             else []
         ),
