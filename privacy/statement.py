@@ -65,7 +65,7 @@ class Statement:
     def text(self) -> str:
         """One paragraph, which begins with the headline."""
         return (
-            f"{self.headline} Neighbouring data sets: {self.adjacency}. {self._participants}"
+            f"{self.headline} Neighbouring data sets: {self.adjacency}. {_TOGETHER} {self._participants}"
             f"Mechanism: {self.mechanism}. Sampling: {self.sampling}. Accountant: {self.accountant}. "
             f"Noise is added {self.noise}. Trust: {self.trust}. Released: {self.released}. "
             f"Not covered: {'; '.join(self.not_covered)}."
@@ -91,6 +91,7 @@ OBSERVERS: dict[Observer, str] = {
     "participant": "the other clients",
     "server": "the server",
 }
+_TOGETHER = "Several units of one person are protected less together."
 SEES_COHORTS = (
     "whoever sees which clients take part in a round, such as the other clients of that round, or somebody who watches the "
     "network"

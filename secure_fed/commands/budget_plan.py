@@ -42,9 +42,9 @@ _OUTLOOKS = {
 _RAW = "This is the raw mean; FRA-LoRA can remove part of the noise, with method.denoise."
 _ABOUT_WAYS = (
     "Holds against: model: whoever gets the final model, or that of any round; clients: also the other clients, who see who "
-    "takes part; server: also the server. Poisson: secret coins draw each cohort. With central noise the server must keep them "
-    "secret; with distributed noise all clients send in every round. Final noise: standard deviation on a coordinate of the "
-    "sum of all rounds, in clip norms."
+    "takes part; server: also the server, which with distributed noise must follow the protocol. Poisson: secret coins draw "
+    "each cohort. With central noise the server must keep them secret; with distributed noise all clients send in every round. "
+    "Final noise: standard deviation on a coordinate of the sum of all rounds, in clip norms."
 )
 _LENGTH = (
     "Length: of the final noise, divided by the longest distance that the model can move. A tenth or less is small."

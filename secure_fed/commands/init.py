@@ -44,8 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="no questions: every setting at its default, explained")
     files = "JSON Lines, CSV or Parquet files: one with all rows, or one for each party; builtin: made-up notes"
     parser.add_argument("--data", nargs="+", metavar="FILE", help=files)
-    who = "whom privacy protects: each text, each person with all texts, or each party with all its texts"
-    parser.add_argument("--protect", choices=tuple(UNITS), help=who)
+    who = "whom privacy protects: nobody, texts, persons with all their texts, or parties; or a unit, as for train"
+    whom = {unit: protected for protected, unit in UNITS.items()}
+    protect = parser.add_argument("--protect", "--unit", metavar="WHOM", choices=tuple(UNITS), help=who)
+    protect.type = lambda said: whom.get(said, said)
     parser.add_argument(
         "--person", metavar="COLUMN", help="column that says whose a row is (default: recognised by its name)"
     )
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     label = "column that the model learns to predict (default: recognised by its name, or by its few values)"
     parser.add_argument("--label", metavar="COLUMN", help=label)
     parser.add_argument("--trust", choices=TRUSTED, help="nobody: masks hide each party's update from the server")
+    parser.add_argument("--masks", action="store_const", dest="trust", const="nobody", help="as --trust nobody")
     parser.add_argument(
         "--epsilon", type=float, default=8.0, metavar="E", help="the guarantee; smaller protects more (default: 8)"
     )
@@ -119,9 +122,8 @@ def asked(chosen: argparse.Namespace) -> Answers:
         parties, party = len(files), ""
     else:
         hint = f", or the column that names them ({', '.join(table)})" if table else ", or site"
-        said = chosen.parties or _ask(
-            "--parties", f"How many parties share these rows{hint}?", default=_recognised(_PARTIES, table)
-        )
+        how_many = f"How many parties share these rows ({_dealt(protect)}){hint}?"
+        said = chosen.parties or _ask("--parties", how_many, default=_recognised(_PARTIES, table))
         parties, party = (int(said), "") if said.isdigit() else (0, said)
         if party and party not in (table or ("site",)):
             raise ConfigError(
@@ -180,6 +182,11 @@ def _task(table: dict[str, Sequence[Any]], others: Sequence[str], label: str | N
     return "classification", {key: name for key, name in (("text", text), ("label", known)) if key != name}
 
 
+def _dealt(protect: str) -> str:
+    """How rows reach parties that no column names."""
+    return f"dealt out at random{', those of a person together' if protect == 'persons' else ''}"
+
+
 def _recognised(usual: Sequence[str], present: Any) -> str:
     """The column whose name is one of the usual ones; "" if none is."""
     return next((name for known in usual for name in present if name.lower() == known), "")
@@ -210,12 +217,13 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
             yield f'task = "{found.task}"'
         for key, column in found.columns.items():
             yield f"{key} = {json.dumps(column)}  # recognised in the file: correct it if another column has the {key}"
-        yield "test_fraction = 0.2  # of the rows are held out to measure; or name a file: test = ..."
+        held_out = {"nobody": "rows"}.get(found.protect, found.protect)
+        yield f"test_fraction = 0.2  # of the {held_out} are held out to measure; or name a file: test = ..."
     if found.party:
         yield f"client = {json.dumps(found.party)}  # names the party of each row"
     yield "[federation]"
     if found.parties and not found.party and len(found.files) < 2:
-        yield f"clients = {found.parties}  # the rows are divided among so many parties, simulated on this machine"
+        yield f"clients = {found.parties}  # parties, simulated on this machine; the rows are {_dealt(found.protect)}"
     if found.protect == "parties" and found.parties > _FEW:
         yield f"cohort = {max(10, found.parties // 20)}  # parties in a round: with 20 rounds each takes part about once"
     elif 10 < found.parties <= _FEW:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from privacy.statement import OBSERVERS, SEES_COHORTS
 from secure_fed.report.formatting import MISSING, at_most, number, percent, rate
-from secure_fed.report.guarantee import Guarantee, stated
+from secure_fed.report.guarantee import SIMULATED, Guarantee, stated
 from secure_fed.report.markup import bullets, facts, paragraph, section
 from secure_fed.report.masks import Facts, Rows
 from secure_fed.report.record import RunRecord
@@ -84,13 +84,9 @@ def _measured(record: RunRecord) -> Iterator[tuple[str, str]]:
         total = terms["budget_epsilon"]
         own = f"{at_most(guarantee.epsilon)} at delta {guarantee.delta:g}" if guarantee.holds else "void"
         yield "epsilon of this run", own
-        yield (
-            "the budget's total",
-            "no limit is set"
-            if total is None
-            else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}, of which "
-            f"{at_most(record.result['epsilon_cumulative'])} was spent when this run ended",
-        )
+        spent = f"of which {at_most(record.result['epsilon_cumulative'])} was spent when this run ended"
+        limit = "without a limit" if total is None else f"epsilon {at_most(total)} at delta {terms['budget_delta']:g}"
+        yield "the budget's total" if record.config.privacy.ledger else "this run's own budget", f"{limit}, {spent}"
 
 
 def accuracy(record: RunRecord) -> str:
@@ -106,16 +102,15 @@ def accuracy(record: RunRecord) -> str:
 
 def statement(record: RunRecord) -> str:
     """The recorded statement, whole, and its terms as a table; empty where the run recorded none."""
-    guarantee = stated(record)
-    if guarantee is not None:
-        return section(
-            "Statement for the record",
-            "" if guarantee.holds else paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice"),
-            paragraph(guarantee.text, "recorded"),
-            facts(_terms(record, guarantee), "terms"),
-        )
-    recorded = (record.result or {}).get("privacy_statement")
-    return section("Statement for the record", paragraph(str(recorded), "recorded") if recorded else "")
+    guarantee, simulated = stated(record), "" if record.deployed else f"{SIMULATED} "
+    recorded = guarantee.text if guarantee else (record.result or {}).get("privacy_statement")
+    void = guarantee is not None and not guarantee.holds
+    return section(
+        "Statement for the record",
+        paragraph("This is no guarantee: the run is NOT PRIVATE.", "notice") if void else "",
+        paragraph(f"{simulated}{recorded}", "recorded") if recorded else "",
+        facts(_terms(record, guarantee), "terms") if guarantee else "",
+    )
 
 
 def _terms(record: RunRecord, guarantee: Guarantee) -> Rows:
@@ -163,21 +158,15 @@ def _realised(terms: Facts) -> Rows:
 
 def _spending(record: RunRecord, guarantee: Guarantee) -> Rows:
     """The charges and their ledger, once there is a result."""
+    shared = record.config.privacy.ledger
     if record.result is None:
-        return [("ledger", record.config.privacy.ledger or "in the run directory")]
-    terms = guarantee.terms
-    limit, limit_delta = terms["budget_epsilon"], terms["budget_delta"]
-    of_limit = "without a limit" if limit is None else f"of {at_most(limit)} (delta {limit_delta:g})"
-    most = terms["participations"]
+        return [("ledger", shared or _OWN)]
+    terms, most = guarantee.terms, guarantee.terms["participations"]
     return [
         ("releases", releases(record.result["releases"], terms)),
         *([("rounds of one client", f"at most {number(most)}")] if most else []),
-        ("ledger", str(terms["ledger"])),
-        ("data set of the ledger", str(terms["data_set"]) or MISSING),
-        (
-            "spent in the ledger",
-            f"epsilon {at_most(record.result['epsilon_cumulative'])} {of_limit}, when this run ended",
-        ),
+        ("ledger", str(terms["ledger"]) if shared else _OWN),
+        *([("data set of the ledger", str(terms["data_set"]) or MISSING)] if shared else []),
     ]
 
 
@@ -190,6 +179,7 @@ def releases(charged: int, terms: Facts) -> str:
 
 
 _OF_EXAMPLES = ("classification", "multi_label", "multiple_choice")  # whose accuracy is a share of the test examples
+_OWN = "none is named: the run has a budget of its own, which counts no other run"
 _UNGUARDED = (
     "Neither noise nor masks protect these copies, and no guarantee covers them: treat them as the training data themselves."
     " Whoever is logged in as the owner of the run's folder, or administers the machine, can read them; nobody else can."

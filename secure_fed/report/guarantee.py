@@ -96,7 +96,8 @@ def guarantee_picture(record: RunRecord) -> str:
     guarantee = stated(record)
     if guarantee is None or not guarantee.holds:
         return ""
-    assumed = " Against the server it rests on the assumptions below." if guarantee.place == "shares" else ""
+    follows = "the signing keys are right" if record.config.secure_aggregation.active else _FOLLOWS
+    assumed = f" Against the server it assumes that {follows}." if guarantee.place == "shares" else ""
     how = (
         f"An observer guesses whether {GUESSED[guarantee.unit]}; yes and no are equally likely. {PRESENCE} A bar shows epsilon,"
         f" and beside it the most guesses that can be right {_BY_MU if guarantee.mu is not None else _BY_EPSILON} A guess at"
@@ -146,7 +147,7 @@ def path_picture(record: RunRecord) -> str:
     how = _EPSILON if record.private else _UNLIMITED
     if record.deployed:
         return figure("Who sees what", drawn, how)
-    return figure("Who sees what (simulated)", drawn, f"{how} {SIMULATED}")
+    return figure("Who sees what (simulated)", drawn, f"{how} {SIMULATED} In a deployment each party would see this.")
 
 
 def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, ...]:
@@ -196,12 +197,21 @@ def in_detail(guarantee: Guarantee) -> str:
             "No mu of Gaussian differential privacy is known for this noise."
             if mu is None
             else f"It is Gaussian differential privacy of mu {rate(mu)}: as hard as telling one draw of N(0, 1) from one of"
-            f" N(mu, 1), so no attack has an AUC above {at_most(NormalDist().cdf(mu / math.sqrt(2)))}."
+            f" N(mu, 1), so no attack has an AUC above {at_most(most_auc(terms))}."
         ),
         paragraph("All of these hold at once:"),
         curve,
         _groups(guarantee),
     )
+
+
+def most_auc(terms: Mapping[str, Any] | None) -> float | None:
+    """The largest AUC of any attack on a unit under these terms; None without a known mu, or a guarantee.
+
+    Of N(0, 1) and N(mu, 1) it is Phi(mu / sqrt(2)).
+    """
+    mu = terms and terms["private"] is True and terms.get("gaussian_mu")
+    return NormalDist().cdf(mu / math.sqrt(2)) if mu else None
 
 
 def allowed(terms: Mapping[str, Any]) -> Callable[[Floats], Floats]:
@@ -228,7 +238,7 @@ def two_units(unit: str, terms: Mapping[str, Any]) -> tuple[str, str]:
     """A person who is two units, and the epsilon of the two together, as a name and its value."""
     whose = "two examples of a person" if unit == "example" else "a person at two clients"
     two = next((one for one in terms["groups"] if one["units"] == _TWO), None)
-    return whose, "not covered" if two is None else f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}"
+    return whose, f"epsilon {at_most(two['epsilon'])} at delta {_delta(two, terms)}" if two else "no epsilon"
 
 
 def together(guarantee: Guarantee) -> str:
@@ -236,9 +246,9 @@ def together(guarantee: Guarantee) -> str:
     if "groups" not in guarantee.terms:
         return ""
     who, found = _TWO_UNITS[guarantee.unit], two_units(guarantee.unit, guarantee.terms)[1]
-    if not found.startswith("epsilon"):
-        return f"{who} is {found}: no epsilon follows for two units together."
-    return f"{who} counts as two units, which have {found} together."
+    # a smaller delta for each of the two has a larger epsilon
+    why = ", more than twice that of one, since delta stays the same" if found.endswith(f" {guarantee.delta:g}") else ""
+    return f"{who} counts as two units, covered together by {found}{why}."
 
 
 def _delta(group: Mapping[str, Any], terms: Mapping[str, Any]) -> str:
@@ -267,10 +277,8 @@ GUESSED = {
     "person": "one person's examples at one client were used in the training",
 }
 PRESENCE = "Protected are the data, not the presence: the clients' names, and that they are clients, are public."
-SIMULATED = (
-    "Simulated: one process held all clients' data and acted as the server, so nothing was hidden from whoever ran it. In a"
-    " deployment each party would see what is drawn here."
-)
+SIMULATED = "Simulated: one process held all data and acted as the server, so nothing was hidden from whoever ran it."
+_FOLLOWS = "the server follows the protocol, and nothing stops one that lies"
 _BY_MU = "under this run's noise. Below the axis: the same by epsilon alone, for noise of any kind."
 _BY_EPSILON = "by epsilon alone. Axis: epsilon, and below it that share."
 _BY_CLIENTS = {"shares": "+ share of the noise", "contribution": "+ noise", "gradients": "+ noise in every step"}
@@ -283,5 +291,5 @@ _TRAIN = {
 }
 _NOISED = {"contribution": "noised "}
 _IN_SUM = {"shares": ", noise included", "contribution": ", noise included"}
-_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit was in the training."
+_UNLIMITED = "No limit: nothing bounds how often this party guesses rightly whether one unit's data were used."
 _EPSILON = "Right side of a box: the epsilon against this party, or that it is trusted. “+ noise” marks who adds it."

@@ -139,17 +139,17 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
         ("clients invited to a sum", f"{clients}{more}; {left}"),
         ("masks", f"shared with {'all ' if complete else ''}{neighbours} others{'' if complete else among}"),
         ("threshold", f"{number(found['threshold'])} of these others can open a client's masks together"),
-        ("colluding with the server", _colluding(found)),
+        ("colluding among these others", _colluding(found)),
         ("sums lost by chance", _abort(found)),
         ("numbers in a sum", f"{found['bits']} bits each"),
     ]
 
 
 def _colluding(found: Facts) -> str:
-    """The assumed colluding clients among those that share a client's masks, and the probability of more."""
-    those = f"{_at_most(found['corrupt'])} of the {number(found['neighbours'])} that a client shares masks with"
+    """The colluding clients among those that share a client's masks, and the probability of more."""
+    those = f"{_at_most(found['corrupt'])} of the {number(found['neighbours'])}, if as many collude in all as assumed"
     if not found["failure"]:
-        return f"{those}, by assumption; no probability of failure"
+        return f"{those}; no probability of failure"
     return f"{those}, except with a probability of at most {power_of_two(found['failure'])} in each sum"
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from secure_fed.learning.tasks.headline import Commonest, first_metrics, has_accuracy, leads, spoken
-from secure_fed.report.formatting import MISSING, counted, number, percent
+from secure_fed.report.formatting import MISSING, at_most, counted, number, percent
+from secure_fed.report.guarantee import most_auc, stated
 from secure_fed.report.markup import facts, link, paragraph, section, subsection
 from secure_fed.report.record import RunRecord
 from secure_fed.runs import guarantee
@@ -57,7 +58,8 @@ def noise_alone(record: RunRecord) -> str:
     found = record.facts.get("noise_alone")
     if not found:
         return ""
-    said = (guarantee.noise_in_words(found), guarantee.shortened_steps(found), guarantee.hopeless_noise(found))
+    alone = guarantee.noise_in_words(found, (record.result or {}).get("loss"))
+    said = (alone, guarantee.shortened_steps(found), guarantee.hopeless_noise(found))
     return " ".join(f"{one[0].upper()}{one[1:]}." for one in said if one)
 
 
@@ -126,14 +128,14 @@ def _reported(record: RunRecord, found: Mapping[str, Any]) -> str:
         return paragraph(f"No figure: {why}.", "notice") + paragraph(_SILENT)
     key = (
         ("accuracy", percent(record.last("accuracy"))),
-        (f"{figure_name(found)} (at random: 0.5)", auc(found)),
+        (figure_name(found, ceiling(record)), auc(found)),
         (_sides(found), f"{number(found.get('members'))}, {number(found.get('non_members'))}"),
     )
     whom = f"{dummy_nouns(found)} that contributed," if of_dummies(found) else "members"
     caught = [(f"{whom} found at {100 * target:g} % false positives", rate) for target, rate in rates(found)]
     silent = _SILENT_DUMMIES if of_dummies(found) else _SILENT
     return (
-        paragraph(_meaning(found))
+        paragraph(_meaning(found, ceiling(record)))
         + facts(key, "key")
         + (facts(caught, "terms") if caught else "")
         + (_audited(record) if of_dummies(found) else "")
@@ -151,15 +153,22 @@ def _audited(record: RunRecord) -> str:
     return paragraph(f"The audit's main attack on them is “{cell['title']}”. {_TWO_ATTACKS}") + figures
 
 
-def _meaning(found: Mapping[str, Any]) -> str:
+def ceiling(record: RunRecord) -> float | None:
+    """The largest AUC that the run's guarantee allows, where it is known."""
+    found = stated(record)
+    return most_auc(found.terms) if found and found.holds else None
+
+
+def _meaning(found: Mapping[str, Any], most: float | None) -> str:
     """How it was measured, then what the figure means."""
     if of_dummies(found):
         count = number(int(found.get("members") or 0) + int(found.get("non_members") or 0))
         return (
-            f"{count} {dummy_nouns(found)} took part beside the {units(found)[0]}. They hold nobody's data and exist for the"
-            " audit alone. At random, some of them contribute a random direction of their own whenever they are drawn,"
-            " as long as the clip norm, the most that one unit may. The run's own attack sees everything that was released, and"
-            f" goes by how far the model moved along each direction. {meaning(found)}"
+            f"The run had {count} {dummy_nouns(found)}, which hold nobody's data and exist for the audit alone."
+            f" {number(found.get('members'))} of them, chosen at random, contributed a random direction of their own, as long"
+            " as the clip norm, the most that one unit may; the others contributed nothing. In a round"
+            f" {guarantee.dummies_enter(str(found.get('unit')))}. The run's own attack sees everything that was released, and"
+            f" goes by how far the model moved along each direction. {meaning(found, most)}"
         )
     if of_rows(found):
         return f"{meaning(found)} {found['misleads']}"
@@ -190,8 +199,7 @@ def headline(record: RunRecord) -> list[tuple[str, str]]:
     found = measured(record)
     if not found:
         return []
-    by_audit = of_dummies(found) and record.audited
-    name = f"{figure_name(found)} (at random: 0.5)"
+    by_audit, name = of_dummies(found) and record.audited, figure_name(found, ceiling(record))
     return [(f"{name}, by the audit", auc(record.audited)) if by_audit else (name, short_auc(found))]
 
 
@@ -200,9 +208,15 @@ def short_auc(found: Mapping[str, Any]) -> str:
     return "no figure (why: below)" if found.get("auc") is None else auc(found)
 
 
-def figure_name(found: Mapping[str, Any]) -> str:
-    """The name of the figure, which is about dummies in a run that has them."""
-    return f"membership AUC of {dummy_nouns(found)}" if of_dummies(found) else "membership AUC"
+def figure_name(found: Mapping[str, Any], most: float | None) -> str:
+    """The name of the figure, which is about dummies in a run that has them, with the values to compare it with."""
+    whose = f" of {dummy_nouns(found)}" if of_dummies(found) else ""
+    return f"membership AUC{whose} (at random: 0.5{allowed(found, most)})"
+
+
+def allowed(found: Mapping[str, Any], most: float | None) -> str:
+    """What the noise allows, to be put behind chance; empty where it is not known, or the figure is not of dummies."""
+    return f"; this noise allows up to {at_most(most)}" if most is not None and of_dummies(found) else ""
 
 
 def rates(found: Mapping[str, Any]) -> list[tuple[float, str]]:
@@ -254,8 +268,11 @@ def units(found: Mapping[str, Any]) -> tuple[str, str]:
     return _UNITS.get(str(found.get("unit")), _UNITS["example"])
 
 
-def meaning(found: Mapping[str, Any]) -> str:
-    """The meaning of the AUC in a sentence, and the judgement on it; empty where nothing was measured."""
+def meaning(found: Mapping[str, Any], most: float | None = None) -> str:
+    """The meaning of the AUC in a sentence, and the judgement on it; empty where nothing was measured.
+
+    most: the largest AUC that the guarantee allows, where it is known.
+    """
     if found.get("auc") is None:
         return ""
     right = f"{100 * float(found['auc']):.0f}"
@@ -265,10 +282,10 @@ def meaning(found: Mapping[str, Any]) -> str:
         if of_dummies(found)
         else f"Of {units(found)[1]} that trained and {other}, the attack names the one that trained"
     )
-    return f"{pair} in {right} of 100 pairs; a guess at random does in 50. {_judgement(found)}".strip()
+    return f"{pair} in {right} of 100 pairs; a guess at random does in 50. {_judgement(found, most)}".strip()
 
 
-def _judgement(found: Mapping[str, Any]) -> str:
+def _judgement(found: Mapping[str, Any], most: float | None) -> str:
     """The conclusion that the interval allows; empty without an interval."""
     between = found.get("auc_interval")
     if not between:
@@ -276,7 +293,7 @@ def _judgement(found: Mapping[str, Any]) -> str:
     low, high = map(float, between)
     interval = f"The 95 % interval is {100 * low:.1f} to {100 * high:.1f}"
     if low > _CHANCE and of_dummies(found):
-        return f"{interval}: {dummy_nouns(found)} that contributed can be distinguished from others. {_ALLOWED}"
+        return f"{interval}: {dummy_nouns(found)} that contributed can be distinguished from others. {_compared(low, most)}"
     if low > _CHANCE and of_rows(found):
         return f"{interval}: the model fits rows that trained better than the others, unless these are of another kind."
     if low > _CHANCE:
@@ -288,6 +305,14 @@ def _judgement(found: Mapping[str, Any]) -> str:
         sizes = f"{number(found.get('members'))} and {number(found.get('non_members'))}"
         return f"{interval}: {sizes} are too few to show whether there is a leak.{below}"
     return f"{interval}: this attack found nothing.{below}"
+
+
+def _compared(low: float, most: float | None) -> str:
+    """How the lower end of an AUC's interval compares with the largest AUC that the noise allows."""
+    allows = "an epsilon allows some of it" if most is None else f"this noise allows up to {at_most(100 * most)} of 100"
+    if most is not None and low > most:
+        return f"That is too many: {allows}. Run secure-fed audit."
+    return f"That is no leak by itself: {allows}{', and secure-fed audit says how much' if most is None else ''}."
 
 
 # By task: the model's performance, from accuracy and the task's own metric.
@@ -317,12 +342,11 @@ _SILENT = (
 _SILENT_DUMMIES = (
     "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
     " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
-    " secure-fed audit compares what they show with the guarantee. Its attacks know the exact law of the scores of those that"
+    " The attacks of secure-fed audit know the exact law of the scores of those that"
     " did not contribute, so that few of them suffice for a rate."
 )
 _TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."
 _AUDIT = "The audit of this run: every attack, from every vantage point"
-_ALLOWED = "That is no leak by itself, since an epsilon allows some of it: secure-fed audit says how much."
 _UNITS = {
     "example": ("examples", "an example"),
     "person": ("persons", "a person"),

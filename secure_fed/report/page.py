@@ -159,7 +159,7 @@ def _who_trained_what(record: RunRecord) -> str:
     all_done = record.result and not record.ended_early
     so_far = "" if all_done else f", {number(len(record.rounds))} of them done{open_end}"
     return (
-        f"{counted(len(record.client_names), 'client')} fine-tuned the model {_model(record)} together on"
+        f"{counted(len(record.client_names), 'client')} ({_PARTIES}) fine-tuned the model {_model(record)} together on"
         f" {_data(record)}, using the method {record.config.method.name}: {counted(record.planned, 'round')}{so_far},"
         f" with {those_in} in each."
     )
@@ -198,8 +198,9 @@ def _how_long(record: RunRecord) -> str:
 
 def results(record: RunRecord) -> str:
     """Every number of the result as a table, folded away; of an unfinished run the numbers so far."""
-    result = record.result or {}
+    result, stated = record.result or {}, guarantee.stated(record)
     expected = ", expected" if record.hides_cohort else ""
+    drawn = "clients in a round" if record.config.privacy.unit in ("none", "client") else "units in a batch"
     clients = number(len(record.client_names))
     # Dummy examples belong to clients and are not counted here.
     dummies = (record.facts.get("dummies") or {}).get("units")
@@ -219,12 +220,12 @@ def results(record: RunRecord) -> str:
         *_own_metrics(record),
         ("trained numbers", number(result.get("trainable"))),
         ("privacy unit", record.config.privacy.unit),
-        ("sampling rate", rate(result.get("sampling_rate"))),
+        (f"share of the {drawn}", rate(result.get("sampling_rate"))),
         ("noised releases of this run" if record.private else "rounds times passes", number(result.get("releases"))),
         (f"sent by clients{expected}", size(record.total("bytes_up"))),
         (f"sent to clients{expected}", size(record.total("bytes_down"))),
         ("duration", duration(_seconds(record))),
-        ("seed", str(record.config.federation.seed)),
+        ("seed", f"{record.config.federation.seed}{_NOT_THE_NOISE if stated and stated.holds else ''}"),
     )
     return section("Result", folded("Every number of the result", facts(rows)))
 
@@ -376,6 +377,8 @@ def configuration(record: RunRecord) -> str:
     )
 
 
+_PARTIES = "parties with data of their own, such as hospitals or phones, not the people in the data"
+_NOT_THE_NOISE = ", of public choices alone: noise and secret choices came from the operating system's entropy"
 _TELLS_HOW_MANY = ", because it would reveal how many clients trained"
 _NOT_FINITE = "These updates contained numbers that are not finite."
 _REFUSED = "What these clients sent did not follow the protocol of secure aggregation."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from privacy.statement import SEES_COHORTS
 from secure_fed.report.formatting import at_most, listed
-from secure_fed.report.guarantee import GUESSED, PRESENCE, Guarantee, in_detail, share, stated, together
+from secure_fed.report.guarantee import GUESSED, PRESENCE, SIMULATED, Guarantee, in_detail, share, stated, together
 from secure_fed.report.markup import bullets, folded, paragraph, section, table
 from secure_fed.report.masks import colluding, masked
 from secure_fed.report.record import RunRecord
@@ -62,7 +62,7 @@ def _void(guarantee: Guarantee) -> str:
 def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
     epsilon = f"({at_most(guarantee.epsilon)}, {guarantee.delta:g})"
     is_private = "is" if record.result else "is planned to be"
-    other_runs = _LEDGER if record.config.privacy.ledger else _ALONE_HERE
+    other_runs = _LEDGER if record.config.privacy.ledger else _AT_NODES if record.deployed else _ALONE_HERE
     return section(
         f"Privacy: differentially private, epsilon {at_most(guarantee.epsilon)}",
         paragraph(
@@ -76,11 +76,12 @@ def _guaranteed(record: RunRecord, guarantee: Guarantee) -> str:
         in_detail(guarantee),
         folded(
             "What the guarantee leaves open",
-            paragraph(f"{_LIMITS[guarantee.unit]} {_THIS_PAGE}"),
+            paragraph(_LIMITS[guarantee.unit]),
             paragraph("Not covered:") + bullets(guarantee.terms["not_covered"])
             if guarantee.terms["not_covered"]
             else "",
         ),
+        folded("Who may read the run's files", paragraph(_FILES)),
         folded("What the server sees", server_view(record, guarantee)),
         css_class="privacy",
     )
@@ -92,10 +93,11 @@ def _meaning(guarantee: Guarantee) -> str:
         guessed = "a client held its own data or other data"
     found, by_epsilon = (share(guarantee.epsilon, guarantee.delta, mu) for mu in (guarantee.mu, None))
     most = "the bound is above 99.99 %, which rules out next to nothing" if found == "100 %" else f"in at most {found}"
-    loose = "" if found == by_epsilon else f" (under this run's noise; {by_epsilon} by epsilon and delta alone)"
+    loose = "" if found == by_epsilon else f" with this noise; {by_epsilon} is all that epsilon alone proves"
     return (
         f"Imagine somebody who has the model, knows all other training data, and has to guess whether {guessed}. Both answers"
-        f" are equally likely beforehand. The guess is right {most} of such cases{loose}. A guess at random is right in 50 %."
+        " are equally likely beforehand; where “yes” is rarer, its chance starts lower. The guess is right"
+        f" {most} of such cases{loose}. A guess at random is right in 50 %."
         f" This holds whatever else this person knows or computes. {PRESENCE}"
     )
 
@@ -130,10 +132,7 @@ def server_view(record: RunRecord, guarantee: Guarantee | None) -> str:
     case: str = guarantee.place if guarantee else "nowhere"
     seen = _masked(record, case) if masked(record) else paragraph(_IN_THE_CLEAR[case])
     participants = _participants(guarantee) if guarantee else ""
-    hidden = masked(record)
-    simulated = _SIMULATED_MASKS if hidden else _SIMULATED
-    machines = simulated if not record.deployed else _DEPLOYED_MASKS if hidden else _DEPLOYED
-    return seen + paragraph(f"{participants} {machines}".strip())
+    return seen + paragraph(f"{participants} {_DEPLOYED if record.deployed else SIMULATED}".strip())
 
 
 def _masked(record: RunRecord, case: str) -> str:
@@ -171,12 +170,13 @@ def _participants(guarantee: Guarantee) -> str:
 
 
 _ALONE_HERE = (
-    "This epsilon covers this run alone: each further run on the same data adds its own, and only runs that share a ledger"
-    " (privacy.ledger) are added up."
+    "This epsilon covers this run alone: each further run on the same data costs its own as well, and nobody counts it, since"
+    " no ledger is named (privacy.ledger)."
 )
+_AT_NODES = "This epsilon covers this run alone: each member's own ledger adds up the runs on its data."
 _LEDGER = "This epsilon covers this run alone; the runs of its ledger together are under “For the record”."
 _LIMITS = {
-    "client": ("The model may reveal whatever holds for many clients: learning that is its purpose."),
+    "client": "The model may reveal whatever holds for many clients: learning that is its purpose.",
     "example": (
         "The model may reveal whatever holds for many examples, and what distinguishes one client from another. The unit is one"
         " example: privacy.unit = 'person' protects all examples of a person together."
@@ -186,18 +186,19 @@ _LIMITS = {
         " person at one client."
     ),
 }
-_THIS_PAGE = "The guarantee is about the model. Files of the run directory name the clients."
-_NOTHING = "No differential privacy and no secure aggregation protect this run."
-_ONLY_MASKS = (
-    "No differential privacy protects this run. Secure aggregation hides single contributions, and nothing else."
+_FILES = (
+    "What lies outside of private/ in the run's folder may be passed on: what was released, the settings (with paths of files,"
+    " and the site), and what is public, such as the clients' names. If test rows were held out of the data, result.json has"
+    " the accuracy on them, which no noise covers. What lies in private/ is for the owner of the data alone."
 )
+_NOTHING = "No differential privacy and no secure aggregation protect this run."
+_ONLY_MASKS = "No differential privacy protects this run. Masks hide single contributions, and nothing else."
 _NO_LIMIT = (
     "Nothing limits what the trained model reveals about one client or one text, so there is no epsilon to state. If the"
     " training texts are personal data, treat the model and the contributions as personal data too."
 )
 _PLANNED = (
-    "The run is not finished. These numbers are those of its whole plan, and cover everything released so far. Rounds that were"
-    " interrupted and repeated are charged in its ledger, and will be in these numbers at the end."
+    "Not finished: these are the whole plan's numbers, and cover all releases so far. Repeated rounds add to them."
 )
 _INJECTED = (
     "Its noise or its secret coins were seeded or injected, as in tests and experiments. Whoever knows them can subtract the"
@@ -226,6 +227,7 @@ _SUM = {
     "shares": "yes, with all shares of the noise",
     "contribution": "yes, with every client's noise",
 }
+_OWN_MACHINE = "The guarantee holds against the server too, masks or not: a client has to trust its own machine only."
 _MASKED = {
     "nowhere": "The sum carries no noise: a client is hidden by the other contributions in it, and by nothing else.",
     "sum": (
@@ -236,14 +238,8 @@ _MASKED = {
         "Every client adds its share of the noise before masking, so no sum without noise exists anywhere. The guarantee holds"
         " against the server too, under the assumptions below."
     ),
-    "contribution": (
-        "Every client's own noise is enough to protect it. The guarantee holds against the server too, even without masks: a"
-        " client has to trust its own machine only."
-    ),
-    "gradients": (
-        "The noise is in every client's own training. The guarantee holds against the server too, even without masks: a client"
-        " has to trust its own machine only."
-    ),
+    "contribution": f"Every client's own noise is enough to protect it. {_OWN_MACHINE}",
+    "gradients": f"The noise is in every client's own training. {_OWN_MACHINE}",
 }
 _HIDDEN = (
     " Every client sends a contribution in every round, and a secret coin of its own decides whether it trains for it. Nobody"
@@ -271,25 +267,10 @@ _IN_THE_CLEAR = {
         " reaches it, there is no guarantee: it is trusted with the contributions. With secure aggregation it would see their"
         " sums only; this run has none."
     ),
-    "contribution": (
-        "The server sees every client's contribution with that client's noise, and who takes part when. The guarantee holds"
-        " against the server too: a client has to trust its own machine only."
-    ),
-    "gradients": (
-        "The server sees every client's contribution, made by noised training, and who takes part when. The guarantee holds"
-        " against the server too: a client has to trust its own machine only."
-    ),
+    "contribution": f"The server sees every client's contribution with its noise, and who takes part when. {_OWN_MACHINE}",
+    "gradients": f"The server sees what every client's noised training sends, and who takes part when. {_OWN_MACHINE}",
 }
-_SIMULATED = "This run was a simulation: one process held the data of all clients and acted as the server."
-_SIMULATED_MASKS = (
-    "This run was a simulation: one process held the data, the keys and the masks of all clients, and acted as the server. It"
-    " shows that the protocol works and what it costs. It hid nothing from whoever ran that process."
-)
 _DEPLOYED = (
-    "This run was no simulation: every client was a separate node with its own data and key, and the coordinator acted as the"
-    " server. The run's files do not show who ran the nodes."
-)
-_DEPLOYED_MASKS = (
-    "This run was no simulation: every client was a separate node with its own data, keys and masks, and the coordinator acted"
-    " as the server. The run's files do not show who ran the nodes: masks hide nothing from whoever runs all of them."
+    "This run was no simulation: every client was a separate node with its own data and keys, and the coordinator acted as the"
+    " server. The run's files do not show who ran the nodes: nothing is hidden from whoever runs all of them."
 )

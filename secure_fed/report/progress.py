@@ -99,7 +99,7 @@ class ConsoleProgress:
     def on_probe(self, figures: Mapping[str, Any]) -> None:
         with suppress(Exception):
             said = (guarantee.noise_in_words(figures), guarantee.shortened_steps(figures))
-            self._console.print(f"secure-fed: {'. '.join(filter(None, said))}", soft_wrap=True)
+            self._console.print(f"secure-fed: {'; '.join(filter(None, said))}", soft_wrap=True)
             if why := guarantee.hopeless_noise(figures):
                 self._console.print(f"secure-fed: warning: {why}", soft_wrap=True)
 

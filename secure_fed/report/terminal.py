@@ -17,9 +17,10 @@ from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
-from secure_fed.report.guarantee import two_units
+from secure_fed.report.guarantee import most_auc, two_units
 from secure_fed.report.measured import (
     FOR_THE_OWNER,
+    allowed,
     auc,
     dummy_nouns,
     meaning,
@@ -89,8 +90,12 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         *_measured(summary, [(name.replace("_", " "), f"{value:.4g}") for name, value in own]),
         *_membership(summary),
-        ("rounds", f"{summary['rounds']}, each with {_those_in(summary)}{expected}"),
-        *([("best evaluation", f"round {best}")] if best not in (None, summary["rounds"]) else []),
+        ("rounds", f"{summary['rounds']}, each with {_those_in(summary, expected)}"),
+        *(
+            [("best evaluation", f"round {best}; the model kept is that of the end")]
+            if best not in (None, summary["rounds"])
+            else []
+        ),
         *([("ended early", str(summary["ended_early"]))] if summary["ended_early"] else []),
         ("trained parameters", f"{summary['trainable']:,}"),
         ("sent", f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down{expected}"),
@@ -114,7 +119,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     if summary["personal"] and rows:
         rows.append(("  measured", measured_model(True, summary["unit"])))
     if found := summary.get("noise_alone"):
-        rows.append(("  noise alone", guarantee.noise_in_short(found)))
+        rows.append(("  noise alone", guarantee.noise_in_short(found, summary["loss"])))
         rows += [("  HOPELESS", guarantee.hopeless_noise(found))] if found["hopeless"] else []
     return rows + ([("  no learning", why)] if (why := summary.get("no_learning")) else [])
 
@@ -188,15 +193,14 @@ def _protected(row: Mapping[str, Any]) -> str:
 
 def _membership(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The cheapest membership inference attack; no rows for results of versions without it."""
-    own = (("membership of data", "membership_of_data"), ("membership of rows", "membership_of_rows"))
-    found = [
-        _attack(name, entry, secret=summary["privacy"] is not None) for name, key in own if (entry := summary.get(key))
-    ]
-    return [*_attack("membership", summary.get("membership")), *(row for rows in found for row in rows)]
+    names = ("membership", "membership of data", "membership of rows")
+    found = [_attack(name, summary.get(name.replace(" ", "_")), summary["privacy"]) for name in names]
+    return [row for rows in found for row in rows]
 
 
-def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False) -> list[tuple[str, str]]:
-    """secret: whether the figure is for the owner of the data alone."""
+def _attack(name: str, found: Mapping[str, Any] | None, terms: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """terms: of the guarantee, which covers no figure of the data: those are for their owner alone."""
+    most = most_auc(terms)
     if not found:
         return []
     if found.get("auc") is None:
@@ -208,11 +212,11 @@ def _attack(name: str, found: Mapping[str, Any] | None, *, secret: bool = False)
         sizes = f"{found['members']:,} rows that trained, {found['non_members']:,} that did not"
     caught = [(f"  found at {100 * target:g} %", rate) for target, rate in rates(found)]
     beside = [("  may mislead", str(found["misleads"]))] if of_rows(found) else []
-    whose = [("  for", FOR_THE_OWNER)] if secret else []
+    whose = [("  for", FOR_THE_OWNER)] if terms and name != "membership" else []
     return [
-        (f"{name} AUC", f"{auc(found)}; 0.5 is chance; {sizes}"),
+        (f"{name} AUC", f"{auc(found)}; 0.5 is chance{allowed(found, most)}; {sizes}"),
         *whose,
-        ("  meaning", meaning(found)),
+        ("  meaning", meaning(found, most)),
         *beside,
         *caught,
     ]
@@ -226,6 +230,8 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     limit = "" if terms["budget_epsilon"] is None else f" of {at_most(terms['budget_epsilon'])}"
     epsilon, seen = (at_most(summary[name]) for name in ("epsilon", "epsilon_participants"))
     whose, together = two_units(summary["unit"], terms)
+    alone = _alone(summary)
+    budget = "spent of its own budget" if alone else "spent in its ledger"
     void = (
         []
         if terms["private"]
@@ -239,8 +245,8 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_against(terms, seen),
         ("  noise", f"{terms['noise']}; multiplier {summary['noise_multiplier']:.4g}"),
         ("  releases", releases(summary["releases"], terms)),
-        ("  spent in its ledger", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
-        *([("  other runs", "not counted: this epsilon covers this run alone")] if _alone(summary) else []),
+        (f"  {budget}", f"epsilon {at_most(summary['epsilon_cumulative'])}{limit}"),
+        *([("  other runs", "each costs its own epsilon, and nobody counts it: no ledger is named")] if alone else []),
     ]
 
 
@@ -289,16 +295,14 @@ def _hides_cohort(summary: Mapping[str, Any]) -> bool:
     return terms is not None and terms["place"] == "sum" and "participant" not in terms.get("holds_against", ())
 
 
-def _those_in(summary: Mapping[str, Any]) -> str:
+def _those_in(summary: Mapping[str, Any], expected: str) -> str:
     """The participants of a round."""
-    cohort, clients, found = summary["cohort"], summary["clients"], summary.get("membership") or {}
-    if of_dummies(found) and found["unit"] == "client" and found["members"] + found["non_members"]:
-        clients = f"{clients} clients, beside {found['members'] + found['non_members']} dummy clients"
-    else:
-        clients = f"{clients} clients"
+    cohort, clients, found = summary["cohort"], f"{summary['clients']} clients", summary.get("membership") or {}
+    if of_dummies(found) and found["unit"] == "client" and (dummies := found["members"] + found["non_members"]):
+        expected += f", beside {dummies} dummy clients"
     if summary["privacy"] is not None and summary["privacy"]["hidden_cohort"]:
-        return f"all {clients}, about {cohort} of whom train"
-    return f"{cohort} of {clients}"
+        return f"all {clients}, about {cohort} of whom train{expected}"
+    return f"{cohort} of {clients}{expected}"
 
 
 def _percent(value: float | None) -> str:

@@ -162,6 +162,13 @@ def dummy_units(unit: str) -> str:
     return "clients" if unit in ("client", "none") else "examples"
 
 
+def dummies_enter(unit: str) -> str:
+    """How the contributions of dummy units reach the releases, so that noise and guarantee are as without them."""
+    if dummy_units(unit) == "clients":
+        return "the server adds their contributions to the clients' sum, after masks and noise, in no client's place"
+    return "they are in the clients' steps, before any noise, in no example's place"
+
+
 def unprotected(config: RunConfig) -> str:
     """The protection of clients in a run without privacy, in words."""
     masks, coins = config.secure_aggregation, config.federation.sampling == "poisson"
@@ -195,10 +202,11 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
             )
     if count := protection.dummies.dummies:
         dummies = (
-            f". The releases contain {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the "
-            "audit alone; they leave the noise as it is, and their membership figures are computed from the releases alone"
+            f". There are also {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the audit "
+            f"alone; about half of them, chosen at random, contribute: {dummies_enter(protection.unit)}. Their membership "
+            "figures are computed from the releases alone"
         )
-    uncovered: tuple[str, ...] = (*words.not_covered, *(_SEVERAL_CLIENTS if plan.exposures else ()))
+    uncovered = words.not_covered
     if protection.hidden:
         uncovered = ("when a client drops out and how long it takes to answer, which may reveal whether it trained",)
     return Statement(
@@ -324,14 +332,13 @@ def _of_shares(protection: Protection, masks: Masks) -> str:
     terms, counted = masks.sums.terms, protection.shares.shares if protection.shares else 0
     least, chance = terms.least(masks.invited), terms.choice(masks.invited).failure
     colluding = f"colluding with at most {least - counted} of" if least > counted else "colluding with none of"
-    server, otherwise = _ACTIVE if terms.settings.active else _PASSIVE
+    server, trust = _ACTIVE if terms.settings.active else _PASSIVE
     unless = ""
     if chance:  # rounded up to a power of two
         unless = f", except with a probability of at most 2^{-math.floor(-10 * math.log2(chance)) / 10:g} for each sum"
     return (
-        f"no single party: {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised "
-        f"sums, in each of which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} of them is "
-        f"unmasked{unless}; {otherwise}"
+        f"{trust}; {server}, {colluding} the {masks.invited} clients invited to a sum, learns only noised sums, in each of "
+        f"which the guarantee counts on {counted} shares of noise; no sum of fewer than {least} clients is unmasked{unless}"
     )
 
 
@@ -352,20 +359,26 @@ def _colluding(settings: SecureAggregationConfig) -> str:
     return f"while at most {100 * settings.corrupt:g} % of a round's clients (rounded up) collude with it"
 
 
-def noise_in_words(found: Mapping[str, Any]) -> str:
-    """The loss before and after the noise alone, with chance beside it."""
+def noise_in_words(found: Mapping[str, Any], loss: float | None = None) -> str:
+    """The loss before and after the noise alone, with chance beside it, and the loss that the run reached."""
     chance = "" if found["chance"] is None else f"; {_loss(found['chance'])} is chance, equal scores for all answers"
     return (
-        f"this noise alone takes the loss from {_loss(found['start'])} to {_loss(found['noised'])} "
-        f"({found['rows']} {found['texts']}{chance})"
+        f"this noise alone takes the loss from {_loss(found['start'])} before training to {_loss(found['noised'])} "
+        f"({found['rows']} {found['texts']}{chance}){_reached(found, loss)}"
     )
 
 
-def noise_in_short(found: Mapping[str, Any]) -> str:
+def noise_in_short(found: Mapping[str, Any], loss: float | None = None) -> str:
     """The same, short, for a table that has the accuracy."""
     chance = "" if found["chance"] is None else f", {_loss(found['chance'])} is chance"
     full = f", at steps that are not shortened {_loss(found['full'])}" if found["shortened"] else ""
-    return f"takes the loss from {_loss(found['start'])} to {_loss(found['noised'])}{full}{chance} ({found['texts']})"
+    alone = f"{_loss(found['start'])} before training to {_loss(found['noised'])}"
+    return f"takes the loss from {alone}{full}{chance} ({found['texts']}){_reached(found, loss)}"
+
+
+def _reached(found: Mapping[str, Any], loss: float | None) -> str:
+    """The run's own loss, if both are of test rows."""
+    return "" if loss is None or found["texts"] != "test rows" else f"; with its data this run ended at {_loss(loss)}"
 
 
 def shortened_steps(found: Mapping[str, Any]) -> str:
@@ -396,12 +409,13 @@ _OWN_MACHINE = "nobody but the client's own machine"
 _PLAIN = "the server is trusted: it sees every contribution before it adds the noise"
 _KEEPS = "a server that keeps to the protocol,"
 _PASSIVE = (
-    "a server that keeps to the protocol",
-    "a server that lies could read a single client's contribution, protected only by that client's share of the noise",
+    "a server that follows it",
+    "the server must follow the protocol, and nothing stops one that lies: it could read a single client's contribution, "
+    "protected only by that client's share of the noise",
 )
 _ACTIVE = (
     "any server, even one that lies",
-    "the party that distributes the clients' signing keys is trusted to distribute the right ones",
+    "whoever distributes the clients' signing keys must distribute the right ones, and no other single party is trusted",
 )
 _TESTED = {
     HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and measurements on them have no noise",)
@@ -429,15 +443,12 @@ _ACCOUNTANTS = {
     "rdp": "Renyi privacy of sampling without replacement (dp_accounting), or no amplification where that is less",
 }
 _MEMBERSHIP = (
-    "membership figures about units of the data, and audits and recordings of them: they are computed from the training data "
-    "without noise, for the owners of the data",
+    "membership figures of units of the data (those of dummy units are covered), and audits and recordings of the data: they "
+    "are computed without noise, for the owners of the data",
     "where canaries are planted for an audit (evaluation.canaries), the data before planting",
 )
 _SHARE_HELD_OUT = (
     "the number of all units, which is taken as public: it decides which share of them is held out for an audit "
     "(evaluation.audit_fraction)",
-)
-_SEVERAL_CLIENTS = (
-    "a person with data at several clients, who is protected only as that many clients together, with a larger epsilon",
 )
 _NEIGHBOURS = {"client": "one client", "example": "one example", "person": "one person's examples"}

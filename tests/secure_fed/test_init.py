@@ -81,6 +81,9 @@ def test_what_no_option_answers_is_asked_at_a_terminal(
     assert main(["init", "asked.toml"]) == 0
     golden("init/questions.txt", capsys.readouterr().err)
     assert main(["init", "given.toml", *SITUATIONS["persons"]]) == 0
+    as_for_train = [*SITUATIONS["persons"][:4], "--unit", "person", "--masks"]
+    assert main(["init", "as_for_train.toml", *as_for_train]) == 0
+    assert Path("as_for_train.toml").read_text().splitlines()[1:] == Path("given.toml").read_text().splitlines()[1:]
     said, given = (tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8")) for name in ("asked", "given"))
     assert said == given
 

@@ -120,10 +120,13 @@ def test_a_run_with_its_own_ledger_goes_on_and_says_so_everywhere(tmp_path: Path
     assert told == [found]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["noise_alone"] == found
     shown = dict(rows(result.whole))
-    assert f"from {found['start']:.4g} to {found['noised']:.4g}" in shown["  noise alone"]
+    alone, reached = f"from {found['start']:.4g} before training to {found['noised']:.4g}", result.summary["loss"]
+    assert alone in shown["  noise alone"]
+    assert f"this run ended at {reached:.4g}" in shown["  noise alone"]
     assert "privacy.unit = 'example'" in shown["  HOPELESS"]
     page = write_report(tmp_path / "run").read_text()
-    assert f"takes the loss from {found['start']:.4g} to {found['noised']:.4g}" in page
+    assert f"takes the loss {alone}" in page
+    assert f"this run ended at {reached:.4g}" in page
     built.export(result.state, tmp_path / "export")
     assert "HOPELESS" in (tmp_path / "export" / "README.md").read_text()
 

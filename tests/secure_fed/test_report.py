@@ -203,7 +203,11 @@ def test_statements_are_text_never_markup(run_folder: RunFolder) -> None:
     names = ("unit", "adjacency", "mechanism", "sampling", "accountant", "noise", "trust", "released")
     edit = changed(
         {f"result.privacy.{name}": HOSTILE for name in (*names, "ledger", "data_set")}
-        | {"result.privacy.not_covered": [HOSTILE], "result.privacy_statement": HOSTILE},
+        | {
+            "result.privacy.not_covered": [HOSTILE],
+            "result.privacy_statement": HOSTILE,
+            "config.privacy.ledger": HOSTILE,
+        },
         make_private,
     )
     page = write_report(run_folder(edit=edit)).read_text(encoding="utf-8")

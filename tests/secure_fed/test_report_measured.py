@@ -13,7 +13,8 @@ from secure_fed.report.measured import how_good, key_numbers
 from secure_fed.report.page import write_report
 from secure_fed.report.record import RunRecord
 from tests.golden import golden
-from tests.secure_fed.pages import Edit, RunFolder, reports
+from tests.secure_fed.conftest import make_private
+from tests.secure_fed.pages import Edit, RunFolder, changed, reports
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
@@ -57,6 +58,12 @@ def measured(**changes: Any) -> Edit:
         **{"members": 900, "non_members": 903, "tpr_at_fpr": {"0.01": rate, "0.001": None}},
     }
     return lambda run: run["result"].update(membership={**found, **changes})
+
+
+def of_dummies(mu: float) -> Edit:
+    """An edit that makes a run private with this mu, and gives it a figure of dummy clients."""
+    figure = measured(of="dummies", attack="dummies", unit="client", auc=0.803, auc_interval=[0.762, 0.838])
+    return changed({"result.privacy.gaussian_mu": mu}, make_private, figure)
 
 
 NONE = measured(auc=None, auc_interval=None, tpr_at_fpr=None, why="the pool is <empty>")

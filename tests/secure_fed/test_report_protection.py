@@ -24,6 +24,7 @@ from tests.golden import golden
 from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import masked
 from tests.secure_fed.pages import GONE, Edit, RunFolder, changed, reports, text_of, told
+from tests.secure_fed.test_report_measured import of_dummies
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
@@ -67,6 +68,10 @@ PRIVATE: dict[str, dict[str, Any]] = {
     },
     "an exact Gaussian": private(gaussian_mu=1.5, groups=[{"units": 2, "delta": 1e-5, "epsilon": 14.0, "exact": True}]),
     "nothing for two units together": private(groups=[]),
+    **{
+        f"dummy clients {how} the guarantee": {"edit": of_dummies(mu)} for how, mu in (("within", 1.5), ("beyond", 0.5))
+    },
+    "a ledger": {"edit": changed({"config.privacy.ledger": "l.sqlite"}, make_private)},
     "for the record": {"edit": changed({f"config.record.{name}": f"the {name}" for name in FIELDS}, make_private)},
     "personal tensors": {"edit": changed({"config.method.personal": ["classifier.*"]}, make_private)},
 }

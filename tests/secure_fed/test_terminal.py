@@ -13,7 +13,7 @@ from tests.golden import golden
 from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import CASES, masked
 from tests.secure_fed.pages import RunFolder, changed, compared
-from tests.secure_fed.test_report_measured import NONE, measured
+from tests.secure_fed.test_report_measured import NONE, measured, of_dummies
 
 RESULTS: dict[str, Any] = {
     "no protection": changed({}),
@@ -27,6 +27,7 @@ RESULTS: dict[str, Any] = {
     "private, one epsilon for all": changed(
         {"result.privacy.holds_against": ["reader", "participant", "server"]}, make_private
     ),
+    "private, from a ledger, with dummy clients": changed({"result.privacy.ledger": "/notes.sqlite"}, of_dummies(1.5)),
     "private, ended early": changed({"result.ended_early": "the budget is spent"}, make_private),
     "masks from which nobody may vanish": masked("nothing", least=4),
     **{f"masks, {case.replace('coins', 'secret coins')}": masked(case) for case in CASES},
