@@ -35,7 +35,7 @@ from tests.secure_fed.deployment.test_deployed_run import (
 )
 from tests.secure_fed.deployment.test_owner import printed
 
-PERSONAL = {"method": {"personal": ["classifier"]}, "federation": {"rounds": 3}}
+PERSONAL = {"method": {"personal": ["classifier"]}}
 CENTRAL = {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "central"}}
 
 
@@ -152,15 +152,15 @@ def test_a_final_model_that_is_none_of_the_federation_is_refused(tmp_path: Path)
     model, before = final.without(personal), (at_node(party, 0) / CHECKPOINT).read_bytes()
     name, node = next(iter(model)), party.carrier.nodes_[100]
     lies = {
-        "with a tensor of the member's own": End(3, final),
-        "without a tensor": End(3, model.without([name])),
-        "of another shape": End(3, model | {name: torch.zeros(2, 2)}),
-        "not finite": End(3, model | {name: model.tensor(name) * torch.nan}),
-        "after more rounds": End(4, model),
+        "with a tensor of the member's own": End(2, final),
+        "without a tensor": End(2, model.without([name])),
+        "of another shape": End(2, model | {name: torch.zeros(2, 2)}),
+        "not finite": End(2, model | {name: model.tensor(name) * torch.nan}),
+        "after more rounds": End(3, model),
     }
     party.told(node)
     for lie in lies.values():
         assert isinstance(party.told(node, lie), Refusal)
     assert (at_node(party, 0) / CHECKPOINT).read_bytes() == before
-    assert isinstance(party.told(node, End(3, model * 0.5)), messages.Ended)
+    assert isinstance(party.told(node, End(2, model * 0.5)), messages.Ended)
     assert (at_node(party, 0) / CHECKPOINT).read_bytes() != before

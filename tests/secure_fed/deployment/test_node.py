@@ -30,7 +30,7 @@ from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.rows import Vocabulary
 from tests.cells import chosen, every
 from tests.secure_fed.deployment.parties import Deployed, founded, new_node, rows_of, written
-from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, MASKED, PARTS, SHARES, config_of, deployed
+from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, MASKED, ONE_ROUND, PARTS, SHARES, config_of, deployed
 
 MINE = """
 from pathlib import Path
@@ -74,11 +74,12 @@ def owned(place: Path, local: str, text: str = MINE) -> None:
 def test_the_function_of_each_node_trains_its_model(tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     (tmp_path / "still").mkdir()
-    party = with_functions(tmp_path / "moved", {}, nodes=4)
+    party = with_functions(tmp_path / "moved", ONE_ROUND, nodes=4)
     end = party.conduct().state.tensors.dense().parts()
-    start = with_functions(tmp_path / "still", {}, nodes=4, name="nothing").conduct().state.tensors.dense().parts()
-    assert all(torch.allclose(end[name] - start[name], torch.tensor(0.5), atol=1e-5) for name in start)
-    assert [(place / "called").read_text() for place in party.homes] == ["1 8\n2 8\n"] * 4
+    still = with_functions(tmp_path / "still", ONE_ROUND, nodes=4, name="nothing")
+    start = still.conduct().state.tensors.dense().parts()
+    assert all(torch.allclose(end[name] - start[name], torch.tensor(0.25), atol=1e-5) for name in start)
+    assert [(place / "called").read_text() for place in party.homes] == ["1 8\n"] * 4
 
 
 def test_a_node_with_a_function_takes_part_beside_nodes_without(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_pat
 
 
 def test_a_function_that_changes_the_base_model_is_refused_and_told_to_the_owner_alone(tmp_path: Path) -> None:
-    party = with_functions(tmp_path, {}, nodes=1, name="spoil")
+    party = with_functions(tmp_path, ONE_ROUND, nodes=1, name="spoil")
     party.conduct()
     refused = Journal(party.homes[0]).last(9, refused=True)
     assert refused

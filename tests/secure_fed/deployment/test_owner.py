@@ -116,15 +116,25 @@ def test_waiting_federations_do_not_fill_the_disk(tmp_path: Path, monkeypatch: p
     assert kept == {one.digest.hex()[:32] for one in charters[:2]}
 
 
-def test_the_status_is_one_that_a_monitor_can_use(tmp_path: Path) -> None:
-    party = deployed(tmp_path, MASKED)
+def test_the_status_is_one_that_a_monitor_can_use_and_shows_what_the_node_joined(tmp_path: Path) -> None:
+    party = deployed(tmp_path, SHARES)
     home, at = party.homes[0], party.carrier.nodes_[100]
     assert main(["node", "status", str(home)]) == 1, "no agent runs"
     assert status(home) == (1, "no coordinator has reached it yet")
     party.conduct()
     assert status(home)[0] == 0
     assert status(home, "--silent", "0")[0] == 0, "it has ended"
+    kept = Home.load(home).federation(party.charter.digest) / CHARTER
+    assert kept.read_bytes() == (party.folder / CHARTER).read_bytes()
+    os.utime(kept, (0, 0))
+    with printed() as lines, held(home):
+        assert main(["node", "status", str(home)]) == 0
+    (joined,) = [line for line in lines if kept.parent.name[:12] in line and "hospitals" in line]
+    assert "hospitals  open, 2 of 2 rounds, last contact 1970-01-01T00:00:00Z, epsilon 7.9" in joined
+    for member in party.charter.members:
+        assert any(fingerprint(member.identity) in line and line.endswith(member.name) for line in lines)
     assert isinstance(party.told(at), Accepted)
+    assert time.time() - kept.stat().st_mtime < 100
     with patch("time.time", partial(float, time.time() + 9)):
         assert status(home, "--silent", "5")[0] == 1
     assert status(home)[0] == 0
@@ -135,23 +145,6 @@ def test_the_status_is_one_that_a_monitor_can_use(tmp_path: Path) -> None:
     )
     assert isinstance(party.told(at), Accepted)
     assert status(home)[0] == 0
-
-
-def test_the_status_shows_what_the_node_joined(tmp_path: Path) -> None:
-    party = deployed(tmp_path, SHARES)
-    party.conduct()
-    home = party.homes[0]
-    kept = Home.load(home).federation(party.charter.digest) / CHARTER
-    assert kept.read_bytes() == (party.folder / CHARTER).read_bytes()
-    os.utime(kept, (0, 0))
-    with printed() as lines, held(home):
-        assert main(["node", "status", str(home)]) == 0
-    (joined,) = [line for line in lines if kept.parent.name[:12] in line and "hospitals" in line]
-    assert "hospitals  open, 2 of 2 rounds, last contact 1970-01-01T00:00:00Z, epsilon 7.9" in joined
-    for member in party.charter.members:
-        assert any(fingerprint(member.identity) in line and line.endswith(member.name) for line in lines)
-    assert isinstance(party.told(party.carrier.nodes_[100]), Accepted)
-    assert time.time() - kept.stat().st_mtime < 100
 
 
 # The budget.
