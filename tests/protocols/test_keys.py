@@ -151,7 +151,7 @@ def test_what_is_no_public_key_is_refused(length: int) -> None:
 
 def test_a_private_key_is_known_by_every_one_of_its_bits() -> None:
     """X25519 ignores five bits, so a check of the public key alone accepts 32 private keys."""
-    for _ in range(20):
+    for _ in range(4):
         key = AgreementKey.new()
         assert belongs(key.private, key.public)
         passing = []

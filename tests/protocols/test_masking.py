@@ -24,8 +24,8 @@ from protocols.keys import Secret
 from protocols.masking import FixedPoint, add_masks, centred, to_words
 from tests.cells import every
 
-CLIENTS = (1, 2, 3, 5, 10, 100, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4096, 65536, 10**6, 2**22, 2**23 - 1)
-BOUNDS = (1.0, 0.5, 3.0, 0.1, 8.0, math.pi, math.nextafter(1, 2), math.nextafter(1, 0), 1e-6, 12345.678, 2.0**-80)
+CLIENTS = (1, 2, 3, 10, 1000, 1023, 1024, 1025, 65536, 2**22, 2**23 - 1)
+BOUNDS = (1.0, 0.5, 0.1, math.pi, math.nextafter(1, 2), math.nextafter(1, 0), 12345.678, 2.0**-80)
 CASES = [
     (bits, bound, clients)
     for bits, bound, clients in itertools.product((32, 64), BOUNDS, CLIENTS)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import protocols
 import protocols.client
-from protocols.client import Client, Keys
+from protocols.client import Client
 from protocols.errors import Aborted, MessageError, ProtocolError
 from protocols.graph import ChosenGraph, Topology, complete, ring
 from protocols.keys import Identity, Secret
@@ -91,15 +91,6 @@ def test_shares_hide_in_what_is_delivered_and_opened_ones_are_those_asked_for() 
         assert set(opened.seeds) == set(made.ids[1:]) - {me}
         dealt = Shares.from_bytes(scene.said["share", me], made.parameters, me)
         assert set(dealt.sealed) == set(made.ids) - {me}
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_threads_do_not_change_a_bit(count: int) -> None:
-    made = cast(count=4, threshold=2, length=5000)
-    keys = {me: Keys.new() for me in made.ids}
-    clients = {me: Client(made.parameters, me, made.policy, threads=count, _keys=keys[me]) for me in made.ids}
-    scene = play(made, clients=clients, silent={"mask": made.ids[:1]})
-    assert equal(scene)
 
 
 @dataclass(frozen=True)
@@ -308,7 +299,7 @@ def test_the_core_is_what_is_left_when_the_lonely_are_taken_out_one_by_one() -> 
     assert partial > 10
 
 
-BLOCKS, SCHEDULES, FEW = 20, 100, 24  # blocks can run in parallel
+BLOCKS, SCHEDULES, FEW = 20, 100, 12  # blocks can run in parallel
 
 
 def found(session: Session, held: bytes) -> list[str]:
@@ -347,14 +338,14 @@ def judged(seeds: range) -> Counter[str]:
     return outcomes
 
 
-def enough(outcomes: Counter[str], count: int) -> None:
+def enough(outcomes: Counter[str], count: int, kinds: int = 5) -> None:
     """Check that sums and aborts are both frequent, and that sessions abort in many stages."""
     assert count / 4 < outcomes["sum"] < 3 * count / 4, outcomes
-    assert len(outcomes) >= 5, outcomes
+    assert len(outcomes) >= kinds, outcomes
 
 
 def test_random_schedules() -> None:
-    enough(judged(range(FEW)), FEW)
+    enough(judged(range(FEW)), FEW, kinds=3)
 
 
 @pytest.mark.nightly
@@ -393,7 +384,7 @@ def forget_a_mask(*arguments: Any) -> Any:
     ("place", "broken"),
     [
         ("server.Server._abort", keep_everything),
-        ("server.Server._abort", keep_shares),
+        pytest.param("server.Server._abort", keep_shares, marks=pytest.mark.nightly),
         ("server.Server._take_vector", keep_a_vector),
         ("server.masks_left", forget_a_mask),
         pytest.param("graph.Graph.holds_together", lambda graph, alive, window: True, marks=pytest.mark.nightly),

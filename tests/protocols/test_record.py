@@ -93,7 +93,10 @@ def test_a_kill_at_any_byte_forgets_no_claim_that_returned(tmp_path: Path) -> No
     assert len(HEADER) == 32
     whole = HEADER + b"".join(session(number) for number in range(3))
     path = tmp_path / "sessions"
-    cuts = [(whole[:length], length // 32 - 1) for length in range(len(whole) + 1)]
+    lengths = {0, 1, *(32 * entries + past for entries in range(1, 5) for past in (-1, 0, 1, 9))} & {
+        *range(len(whole) + 1)
+    }
+    cuts = [(whole[:length], length // 32 - 1) for length in sorted(lengths)]
     for left, kept in cuts + [(whole[:64] + bytes(zeros), 1) for zeros in (1, 31, 32, 40, 64)]:
         path.write_bytes(left)
         assert [is_spent(OnDisk(path), number) for number in range(3)] == [number < kept for number in range(3)]

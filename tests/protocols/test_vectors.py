@@ -25,6 +25,7 @@ from protocols.errors import ProtocolError
 from protocols.keys import AgreementKey, Identity, Secret
 from protocols.parameters import stages
 from protocols.server import Server
+from tests.cells import chosen
 from tests.protocols import slow
 from tests.protocols.sessions import Cast, Play, play
 
@@ -171,12 +172,12 @@ def second(direction: str, stage: str, made: Cast, message: bytes) -> Iterator[t
 
 
 def changes(session: Session) -> Iterator[dict[str, Any]]:
-    """One changed bit in every field of the first and the last message of every stage, in both directions."""
+    """One changed bit in every field of the last message of every stage, in both directions."""
     made = cast_of(session)
     for direction in ("said", "told"):
         for stage in stages(made.parameters):
             names = [name for name in session[direction] if name.startswith(f"{stage} ") and session[direction][name]]
-            for name in sorted({*names[:1], *names[-1:]}):
+            for name in names[-1:]:
                 message, client = bytes.fromhex(session[direction][name]), int(name.split()[1])
                 for field, at, size in fields(direction, stage, made, message):
                     place = at if "share" in field or (size <= 4 and field != "words") else at + size - 1
@@ -409,7 +410,7 @@ def test_the_package_plays_the_recording_bit_for_bit(session: Session) -> None:
     assert replay.server.total().tolist() == session["total"]
 
 
-@every_session
+@pytest.mark.parametrize("session", chosen(RECORDED, RECORDED[:1]), ids=lambda session: session["name"])
 def test_a_changed_bit_in_any_field_of_any_message_is_refused(session: Session) -> None:
     for change in session["tampered"]:
         assert change["refused"] != "done", change

@@ -12,10 +12,10 @@ import numpy as np
 
 from privacy.entropy import Entropy
 from secure_fed.config import RunConfig
-from secure_fed.deployment import coordinator, home
+from secure_fed.deployment import coordinator, home, messages
 from secure_fed.deployment.charter import Charter, fingerprint
 from secure_fed.deployment.coordinator import found
-from secure_fed.deployment.envelope import Envelope
+from secure_fed.deployment.envelope import REQUEST, Envelope, sealed, unsealed
 from secure_fed.deployment.node import Node
 from secure_fed.learning.data import notes
 
@@ -29,6 +29,13 @@ def rows_of(count: int, seed: int, split: str = "train") -> list[dict[str, Any]]
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def new_node(folder: Path) -> Path:
+    """A node's folder in this one, beside its data, as `secure-fed node init` leaves them."""
+    (folder / "own.csv").write_text("text,label\na,b\n", encoding="utf-8")
+    own = {"train": [str(folder / "own.csv")], "coordinator": "-".join(["abcd"] * 10)}
+    return home.new_node(folder / "n", name="n", **own).folder  # type: ignore[arg-type]
 
 
 def copied(envelope: Envelope) -> Envelope:
@@ -74,6 +81,14 @@ class Deployed:
     def conduct(self, **settings: Any) -> Any:
         chosen = coordinator.Settings(**{"deadline": 60.0, "wait": 0.0} | settings)
         return coordinator.conduct(self.folder, self.carrier, chosen, self.said.append)
+
+    def told(self, node: Node, message: Any = None, charter: Charter | None = None, number: int = 100) -> Any:
+        """The node's answer to a message of the coordinator, by default to an offer of the charter."""
+        identity, charter = home.CoordinatorHome.load(self.folder).identity, charter or self.charter
+        message = message or messages.Offer(charter.signed(identity), number, bytes(32))
+        return messages.decode(
+            unsealed(node.answer(sealed(messages.encode(message), identity, REQUEST, charter.digest)))
+        )
 
 
 def founded(

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from secure_fed.deployment import agent, home, relay
+from secure_fed.deployment import agent, relay
 from secure_fed.deployment.agent import LOG, AgentEnded, attended
 from secure_fed.deployment.envelope import Envelope, refusal
+from tests.secure_fed.deployment.parties import new_node
 
 ASKED = Envelope(b'{"kind":"x"}', {"a": np.arange(5)})
 
@@ -39,13 +40,6 @@ def serving(folder: Path, answer: agent.Answer, **bounds: Any) -> Iterator[None]
     while not relay.listens(folder / relay.SOCKET):  # a socket exists before it accepts connections
         assert thread.is_alive()
     yield
-
-
-def made(folder: Path) -> Path:
-    """A node's folder inside `folder`."""
-    train = folder / "own.csv"
-    train.write_text("text,label\na,b\n")
-    return home.new_node(folder / "n", name="n", train=[str(train)], coordinator="-".join(["abcd"] * 10)).folder
 
 
 def doubled(envelope: Envelope) -> Envelope:
@@ -137,7 +131,7 @@ def test_no_agent_is_a_refusal(folder: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.nightly
 def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
-    own = made(folder)
+    own = new_node(folder)
     (own / relay.SOCKET).mkdir()  # it cannot be replaced
     with pytest.raises(AgentEnded, match="cannot be opened") as raised, attended(own):
         pass
@@ -150,7 +144,7 @@ def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
 
 @pytest.mark.nightly
 def test_an_attended_agent_ends_with_whoever_started_it(folder: Path) -> None:
-    made(folder)
+    new_node(folder)
     command = [sys.executable, "-m", "secure_fed.deployment.agent", str(folder / "n"), "--attended"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         while not relay.listens(folder / "n" / relay.SOCKET):

@@ -33,6 +33,7 @@ from secure_fed.rounds.client import Client
 from secure_fed.rounds.transport import Reply, Request, Stage, Staged
 from secure_fed.runs.budget import RunBudget
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.deployment.parties import Deployed, copied, founded, rows_of
 
 USUAL: dict[str, dict[str, Any]] = {
@@ -41,16 +42,20 @@ USUAL: dict[str, dict[str, Any]] = {
     "training": {"batch_size": 4},
     "method": {"name": "bitfit"},
 }
+ONE_ROUND = {"federation": {"rounds": 1}}
 MASKED = {"secure_aggregation": {"enabled": True, "dropout": 0.25}}
 SHARES = {**MASKED, "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"}}
 PARTS = [rows_of(8, seed) for seed in range(4)]
 
 
 def config_of(*tables: dict[str, dict[str, Any]]) -> RunConfig:
+    """The usual configuration, changed by the tables. There are no dummies, which take time, unless a table has some."""
     whole: dict[str, dict[str, Any]] = {}
     for table in (USUAL, *tables):
         for section, values in table.items():
             whole[section] = whole.get(section, {}) | values
+    if "privacy" in whole:
+        whole["evaluation"] = {"dummies": 0} | whole.get("evaluation", {})
     return RunConfig.from_dict(whole)
 
 
@@ -78,6 +83,7 @@ def differences(one: State, other: State) -> float:
 
 
 EXAMPLE = {"privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1}}
+WHOLE = {"method": {"name": "fedft"}}
 SKETCHED = {"method": {"name": "fra_lora", "rank": 1, "transport_form": "sketch", "target_modules": ["query"]}}
 CLASSES = sorted({row["label"] for part in PARTS for row in part})
 FIXED_HEAD = {
@@ -87,38 +93,36 @@ FIXED_HEAD = {
 ACTIVE = {"secure_aggregation": {"enabled": True, "active": True, "dropout": 0.0, "corrupt": 0.0}}
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        (SHARES,),
-        (),
-        (MASKED, {"method": {"name": "fedlora", "ranks": ["c0=1", "c1=2", "c2=8", "c3=8"]}}),
-        pytest.param((MASKED, FIXED_HEAD), marks=pytest.mark.nightly),
-        pytest.param((SHARES, {"federation": {"sampling": "schedule"}}), marks=pytest.mark.nightly),
-        pytest.param((ACTIVE, EXAMPLE, SKETCHED), marks=pytest.mark.nightly),
-        pytest.param((ACTIVE, {"federation": {"weighting": "examples"}}), marks=pytest.mark.nightly),
-        pytest.param(({"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},), marks=pytest.mark.nightly),
-    ],
-    ids=[
-        "shares",
-        "open",
-        "masked, ranks",
-        "masked, fixed head",
-        "in turn",
-        "example, active, sketched",
-        "weighted, active",
-        "local",
-    ],
-)
-def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, tables: Any) -> None:
-    party = deployed(tmp_path, *tables, seed=5)
-    result = party.conduct()
+DUMMIES = {"evaluation": {"dummies": 8}}
+RUNS: dict[str, Any] = {
+    "shares": (SHARES, DUMMIES),
+    "example": (EXAMPLE, DUMMIES),
+    "masked, ranks": (MASKED, {"method": {"name": "fedlora", "ranks": ["c0=1", "c1=2", "c2=8", "c3=8"]}}),
+    "masked, fixed head": (MASKED, FIXED_HEAD),
+    "in turn": (SHARES, {"federation": {"sampling": "schedule"}}),
+    "example, active, sketched": (ACTIVE, EXAMPLE, SKETCHED),
+    "weighted, active": (ACTIVE, {"federation": {"weighting": "examples"}}),
+    "local": ({"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},),
+}
+
+
+@pytest.mark.parametrize("kind", chosen(RUNS, ["shares"]))
+def test_it_is_the_run_of_a_simulation_to_the_bit(tmp_path: Path, kind: str) -> None:
+    """Also the figure of dummies: dummy clients are the coordinator's alone, dummy examples are in the nodes' private steps."""
+    party = deployed(tmp_path, *RUNS[kind], seed=5)
+    result, same = party.conduct(), simulated(tmp_path, *RUNS[kind], seed=5)
     assert result.state.round == 2
-    assert differences(result.state, simulated(tmp_path, *tables, seed=5).state) == 0.0
+    assert differences(result.state, same.state) == 0.0
     assert not [line for line in party.said if "refuses" in line or "lost" in line]
     assert "separate nodes" in load_run(party.folder / RUN).card.text("peft")
-    if result.summary["unit"] != "none":
-        assert (result.summary["membership"]["auc"] is None) == bool(result.summary["membership"]["why"])
+    assert result.summary["clients"] == len(party.homes)
+    if DUMMIES in RUNS[kind]:
+        assert result.summary["membership"] == same.summary["membership"]
+        assert result.summary["membership"]["auc"] is not None
+    if kind == "shares":
+        assert [record["masked"]["survivors"] for record in result.records] == [4, 4], (
+            "no dummies are in the members' sum"
+        )
 
 
 def stage_of(asked: Envelope) -> str:
@@ -137,95 +141,44 @@ def damaged(envelope: Envelope) -> Envelope:
     return Envelope(envelope.header, {**envelope.arrays, **arrays})
 
 
-def signed_by_another(envelope: Envelope) -> Envelope:
-    return sealed(unsealed(envelope), Identity.new(), ANSWER, bytes(32))
+def integers(told: Reply) -> Reply:
+    parts = {name: part.to(torch.int64) for name, part in told.contribution.parts().items()}
+    return replace(told, contribution=Tensors.from_parts(parts))
 
 
-@pytest.mark.parametrize(
-    "touch",
-    [
-        damaged,
-        pytest.param(signed_by_another, marks=pytest.mark.nightly),
-        unsealed,
-        pytest.param(lambda answer: Envelope(b"{}"), marks=pytest.mark.nightly),
-        pytest.param(lambda answer: None, marks=pytest.mark.nightly),
-    ],
-    ids=["a bit changed", "signed by another", "signature taken off", "no message", "lost on the way"],
-)
-def test_whatever_is_done_to_an_answer_on_the_way_makes_its_member_absent_and_no_more(
-    tmp_path: Path, touch: Callable[[Envelope], Envelope | None]
-) -> None:
-    party = deployed(tmp_path, MASKED)
-
-    def on_the_way(node: int, asked: Envelope, answer: Envelope) -> Envelope | None:
-        return touch(answer) if node == 101 and stage_of(asked) == "0 mask" else answer
-
-    party.carrier.touch = on_the_way
-    result = party.conduct()
-    survivors = [record["masked"]["survivors"] for record in result.records]
-    assert survivors == [3, 4], "\n".join(party.said)
-    assert any(line.startswith("c1 ") for line in party.said if "connected" not in line and "left" not in line)
+LIES: list[Callable[[Reply], Any]] = [
+    lambda told: Reply(0, Tensors({"bias": torch.zeros(3)}), 1.0, 0.0),
+    lambda told: Reply(0, Tensors(), 1.0, 0.0),
+    integers,
+    lambda told: replace(told, weight=-1.0),
+    lambda told: replace(told, weight=1e39),  # so large that the sum could not be formed
+    lambda told: Staged(0, b"something"),
+    lambda told: messages.Accepted(1, bytes(64)),
+    lambda told: messages.Ended(),
+]
 
 
-SOMETHING = Tensors({"bias": torch.zeros(3)})
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        Reply(0, SOMETHING, 1.0, 0.0),
-        pytest.param(Reply(0, Tensors(), 1.0, 0.0), marks=pytest.mark.nightly),
-        pytest.param("of integers", marks=pytest.mark.nightly),
-        pytest.param("of a weight below zero", marks=pytest.mark.nightly),
-        Staged(0, b"something"),
-        pytest.param(messages.Accepted(1, bytes(64)), marks=pytest.mark.nightly),
-        pytest.param(messages.Ended(), marks=pytest.mark.nightly),
-    ],
-    ids=range(7),
-)
-def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Path, lie: Any) -> None:
-    """The member signs these answers itself. Without secure aggregation, the server adds up the updates that it is sent."""
-    party = deployed(tmp_path)
+@pytest.mark.parametrize("weighting", chosen(["uniform", "examples"], ["examples"]))
+def test_a_member_that_answers_something_else_is_absent_and_no_more(tmp_path: Path, weighting: str) -> None:
+    """In every round another answer, signed by the member. Without secure aggregation the server adds up what it is sent."""
+    party = deployed(tmp_path, {"federation": {"rounds": len(LIES), "weighting": weighting}})
 
     def lies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        told = messages.decode(unsealed(answer))
-        if node != 101 or not isinstance(told, Reply):
+        told, request = messages.decode(unsealed(answer)), messages.decode(unsealed(asked))
+        if node != 101 or not isinstance(told, Reply) or not isinstance(request, Request):
             return answer
-        said = lie
-        if lie == "of integers":
-            parts = {name: part.to(torch.int64) for name, part in told.contribution.parts().items()}
-            said = replace(told, contribution=Tensors.from_parts(parts))
-        if lie == "of a weight below zero":
-            said = replace(told, weight=-1.0)
-        identity = party.carrier.nodes_[101].home.identity
-        return sealed(messages.encode(said), identity, ANSWER, party.charter.digest, digest(asked))
+        identity, said = party.carrier.nodes_[101].home.identity, messages.encode(LIES[request.round](told))
+        return sealed(said, identity, ANSWER, party.charter.digest, digest(asked))
 
     party.carrier.touch = lies
     result = party.conduct()
-    assert result.state.round == 2
-    assert sum(line.startswith("c1 refuses") for line in party.said) == 2, party.said
-
-
-def test_an_answer_to_another_request_is_refused(tmp_path: Path) -> None:
-    """A member's signed answer of round 1 is refused in round 2, and one member's signed answer is refused from another."""
-    party = deployed(tmp_path, MASKED)
-    kept: dict[str, Envelope] = {}
-
-    def on_the_way(node: int, asked: Envelope, answer: Envelope) -> Envelope:
-        kept[f"{node} {stage_of(asked)}"] = copied(answer)
-        if (node, stage_of(asked)) == (101, "1 advertise"):
-            return kept["101 0 advertise"]
-        return kept["100 1 share"] if (node, stage_of(asked)) == (102, "1 share") else answer
-
-    party.carrier.touch = on_the_way
-    result = party.conduct()
-    assert [record["masked"]["survivors"] for record in result.records[:1]] == [4]
-    assert "lost" in result.records[1], "two of four members are missing, and one may be"
-    assert sum("is not signed by the party" in line for line in party.said) == 2
+    assert result.state.round == len(LIES)
+    assert result.state.tensors.is_finite()
+    assert sum(line.startswith("c1 refuses") for line in party.said) == len(LIES), party.said
 
 
 def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) -> None:
-    party = deployed(tmp_path, MASKED)
+    party = deployed(tmp_path, MASKED, ONE_ROUND)
     node = party.carrier.nodes_[100]
     stranger = Identity.new()
     party.conduct()
@@ -244,11 +197,9 @@ def test_requests_that_the_coordinator_did_not_sign_are_refused(tmp_path: Path) 
     assert isinstance(replayed, Refusal), "a stage without the ones before it"
 
 
-@pytest.mark.parametrize(
-    "tables", [(MASKED, SKETCHED), (MASKED, {"method": {"name": "fedft"}})], ids=["sketched", "whole"]
-)
-def test_every_message_of_a_run_is_within_the_bound_for_unsigned_ones(tmp_path: Path, tables: Any) -> None:
-    party = deployed(tmp_path, *tables)
+@pytest.mark.parametrize("method", chosen([SKETCHED, WHOLE], [WHOLE]), ids=["sketched", "whole"])
+def test_every_message_of_a_run_is_within_the_bound_for_unsigned_ones(tmp_path: Path, method: Any) -> None:
+    party = deployed(tmp_path, MASKED, ONE_ROUND, method)
     alone = party.carrier.nodes_[100].most
     assert alone < 17_000_000, "a node of no federation reads charters alone"
     bounds: list[int] = []
@@ -292,7 +243,7 @@ FEDARA = {"method": {"name": "fedara", "rank": 4, "final_rank": 1, "target_modul
 
 def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     """A node that was restarted refuses a repeated request of round 1, so the server gets no second contribution."""
-    party = deployed(tmp_path)
+    party = deployed(tmp_path, ONE_ROUND)
     party.conduct()
     node = Node(party.homes[0])
     asked = [asked for number, asked, _ in party.carrier.seen if number == 100]
@@ -300,7 +251,7 @@ def test_a_round_is_answered_once_whatever_restarts(tmp_path: Path) -> None:
     assert isinstance(accepted, messages.Accepted)
     again = messages.decode(unsealed(node.answer(copied(asked[1]))))
     assert isinstance(again, Refusal)
-    assert "took part in round 2" in again.sentence
+    assert "took part in round 1" in again.sentence
 
 
 def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> None:
@@ -318,9 +269,10 @@ def test_every_request_that_makes_a_member_train_is_noted(tmp_path: Path) -> Non
             return answer
 
         party.carrier.touch = touch
-        party.conduct()
+        result = party.conduct()
     assert len({name for _, name in asked}) > 1, "the passes have different names"
     assert entered == sorted([*range(4)] * len(PARTS))
+    assert not [record for record in result.records if record.get("lost")], "though its modules lose all ranks"
 
 
 @pytest.mark.parametrize(("name", "noted"), [("first", True), ("second", False), ("unknown", True)])
@@ -329,11 +281,6 @@ def test_a_request_for_an_unknown_pass_counts_as_training(name: str, noted: bool
     assembly = SimpleNamespace(method=SimpleNamespace(plan=lambda _: plan), initial=State(Tensors()))
     request = Request(0, name, plan, 0.1, "", Tensors())
     assert _trains(request, assembly) is noted  # type: ignore[arg-type]
-
-
-def test_a_method_whose_modules_lose_all_ranks_ends_behind_masks(tmp_path: Path) -> None:
-    result = deployed(tmp_path, MASKED, FEDARA, {"federation": {"rounds": 4}}).conduct()
-    assert not [record for record in result.records if record.get("lost")]
 
 
 class Killed(BaseException):
@@ -369,26 +316,23 @@ def restarted(party: Deployed, number: int) -> None:
 
 def sent_an_older_charter(party: Deployed) -> None:
     """Somebody on the way replays the coordinator's offer of an earlier federation, which makes node 102 leave this one."""
-    home = CoordinatorHome.load(party.folder)
     older = replace(party.charter, name="older", run="older run")
-    offer = messages.Offer(older.signed(home.identity), 102, bytes(32))
-    asked = sealed(messages.encode(offer), home.identity, REQUEST, older.digest)
-    party.carrier.nodes_[102].answer(asked)
+    party.told(party.carrier.nodes_[102], charter=older, number=102)
 
 
 @pytest.mark.parametrize(
-    ("tables", "begins_anew"),
+    "begins_anew",
     [
-        (SHARES, lambda party: restarted(party, 202)),
-        (MASKED, lambda party: restarted(party, 102)),
-        pytest.param(MASKED, sent_an_older_charter, marks=pytest.mark.nightly),
+        lambda party: restarted(party, 202),
+        pytest.param(lambda party: restarted(party, 102), marks=pytest.mark.nightly),
+        pytest.param(sent_an_older_charter, marks=pytest.mark.nightly),
     ],
     ids=["under another number", "under its number", "sent an older charter"],
 )
 def test_a_node_killed_between_its_shares_and_the_opening_is_missing_once(
-    tmp_path: Path, tables: Any, begins_anew: Callable[[Deployed], None]
+    tmp_path: Path, begins_anew: Callable[[Deployed], None]
 ) -> None:
-    party = deployed(tmp_path, tables)
+    party = deployed(tmp_path, MASKED)
 
     def dies(node: int, asked: Envelope, answer: Envelope) -> Envelope:
         if node == 102 and stage_of(asked) == "0 share":  # after it sent its shares
@@ -427,7 +371,7 @@ def test_strangers_and_members_under_another_policy_do_not_take_part(tmp_path: P
 
 
 def test_nobody_can_take_a_members_place(tmp_path: Path) -> None:
-    party = deployed(tmp_path, MASKED)
+    party = deployed(tmp_path, MASKED, ONE_ROUND)
 
     def claims(node: int, asked: Envelope, answer: Envelope) -> Envelope:
         found = messages.decode(unsealed(asked))
@@ -447,18 +391,14 @@ def test_another_model_or_other_data_are_refused(tmp_path: Path) -> None:
     home = CoordinatorHome.load(party.folder)
     charter = replace(home.charter, model_digest="0" * 64)
     (party.folder / CHARTER).write_bytes(charter.signed(home.identity))
-    offer = messages.Offer(charter.signed(home.identity), 100, bytes(32))
-    asked = sealed(messages.encode(offer), home.identity, REQUEST, charter.digest)
-    found = messages.decode(unsealed(party.carrier.nodes_[100].answer(asked)))
+    found = party.told(party.carrier.nodes_[100], charter=charter)
     assert isinstance(found, Refusal)
     assert "take the same model on all machines (model.name)" in found.sentence
     assert "take the same model as the coordinator" in Journal(party.homes[0]).last(1)[0]["what"]
     with pytest.raises(Exception, match="not the one that the federation was founded with"):
         coordinator.assembled(CoordinatorHome.load(party.folder))
     (party.homes[1] / "train.jsonl").write_text(json.dumps(PARTS[1][0]) + "\n")
-    offer = messages.Offer(party.charter.signed(home.identity), 101, bytes(32))
-    asked = sealed(messages.encode(offer), home.identity, REQUEST, party.charter.digest)
-    found = messages.decode(unsealed(party.carrier.nodes_[101].answer(asked)))
+    found = party.told(party.carrier.nodes_[101], number=101)
     assert isinstance(found, Refusal)
     assert "the number of units on its card" in found.sentence
     assert "declares 8 units" in Journal(party.homes[1]).last(1)[0]["what"]
@@ -492,7 +432,7 @@ def test_a_coordinator_killed_between_its_charge_and_its_note_asks_nobody_twice(
 
 
 def test_two_coordinators_of_one_folder_are_one_too_many(tmp_path: Path) -> None:
-    party = deployed(tmp_path, MASKED)
+    party = deployed(tmp_path, MASKED, ONE_ROUND)
     found: list[str] = []
 
     def second(node: int, asked: Envelope, answer: Envelope) -> Envelope:
@@ -505,7 +445,7 @@ def test_two_coordinators_of_one_folder_are_one_too_many(tmp_path: Path) -> None
     party.carrier.touch = second
     result = party.conduct()
     assert "is in use by another process" in found[0]
-    assert [record["masked"]["survivors"] for record in result.records] == [4, 4]
+    assert [record["masked"]["survivors"] for record in result.records] == [4]
 
 
 STOPPING = {
@@ -525,7 +465,7 @@ STOPPING = {
     [
         ("fixed", "gives it no turn"),
         ("fixed", "that were reserved"),
-        ("fixed", "more than the run has reserved"),
+        pytest.param("fixed", "more than the run has reserved", marks=pytest.mark.nightly),
         pytest.param("schedule", "more than the run has reserved", marks=pytest.mark.nightly),
     ],
 )

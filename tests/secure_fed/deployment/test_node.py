@@ -19,7 +19,7 @@ from protocols.errors import ParameterError, ProtocolError, RangeError, Tamperin
 from secure_fed.config import RunConfig
 from secure_fed.deployment import home, messages
 from secure_fed.deployment.charter import Charter, CharterError
-from secure_fed.deployment.envelope import REQUEST, Envelope, sealed, unsealed
+from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import JOURNAL, Home, HomeError, Journal
 from secure_fed.deployment.node import Expected, Node, refusal
 from secure_fed.deployment.policy import PolicyError
@@ -28,20 +28,10 @@ from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, R
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.rows import Vocabulary
-from tests.secure_fed.deployment.parties import Deployed, founded, rows_of, written
-from tests.secure_fed.deployment.test_deployed_run import MASKED, PARTS, config_of, deployed
+from tests.cells import chosen, every
+from tests.secure_fed.deployment.parties import Deployed, founded, new_node, rows_of, written
+from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, MASKED, ONE_ROUND, PARTS, SHARES, config_of, deployed
 
-USUAL: dict[str, dict[str, Any]] = {
-    "data": {"train": "of each member"},
-    "federation": {"rounds": 2, "cohort": 4, "sampling": "fixed"},
-    "training": {"batch_size": 4},
-    "method": {"name": "bitfit"},
-}
-SHARES: dict[str, dict[str, Any]] = {
-    "secure_aggregation": {"enabled": True, "dropout": 0.25},
-    "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"},
-}
-EXAMPLE: dict[str, dict[str, Any]] = {"privacy": {"unit": "example", "epsilon": 50.0, "clip_norm": 0.1}}
 MINE = """
 from pathlib import Path
 import torch
@@ -68,8 +58,7 @@ NUMBER = 3
 
 def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int, name: str = "train") -> Deployed:
     """Four nodes, of which the first ones have the function `name` of their own file."""
-    config = RunConfig.from_dict({**USUAL, **table})
-    party = founded(tmp, config, [rows_of(8, seed) for seed in range(4)], lambda number: SeededEntropy(5))
+    party = deployed(tmp, table, seed=5)
     for number, place in enumerate(party.homes[:nodes]):
         owned(place, f"mine.py:{name}")
         party.carrier.nodes_[100 + number] = Node(place, SeededEntropy(5))
@@ -78,23 +67,23 @@ def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int, name
 
 def owned(place: Path, local: str, text: str = MINE) -> None:
     (place / "mine.py").write_text(text, encoding="utf-8")
-    toml = (place / home.NODE).read_text(encoding="utf-8")
+    toml = (place / home.NODE).read_text(encoding="utf-8").replace('local = ""\n', "")
     (place / home.NODE).write_text(toml.replace("[node]\n", f"[node]\nlocal = {json.dumps(local)}\n"), encoding="utf-8")
 
 
 def test_the_function_of_each_node_trains_its_model(tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     (tmp_path / "still").mkdir()
-    party = with_functions(tmp_path / "moved", {}, nodes=4)
+    party = with_functions(tmp_path / "moved", ONE_ROUND, nodes=4)
     end = party.conduct().state.tensors.dense().parts()
-    start = with_functions(tmp_path / "still", {}, nodes=4, name="nothing").conduct().state.tensors.dense().parts()
-    assert all(torch.allclose(end[name] - start[name], torch.tensor(0.5), atol=1e-5) for name in start)
-    assert [(place / "called").read_text() for place in party.homes] == ["1 8\n2 8\n"] * 4
+    still = with_functions(tmp_path / "still", ONE_ROUND, nodes=4, name="nothing")
+    start = still.conduct().state.tensors.dense().parts()
+    assert all(torch.allclose(end[name] - start[name], torch.tensor(0.25), atol=1e-5) for name in start)
+    assert [(place / "called").read_text() for place in party.homes] == ["1 8\n"] * 4
 
 
-@pytest.mark.parametrize("table", [{}, SHARES], ids=["open", "shares"])
-def test_a_node_with_a_function_takes_part_beside_nodes_without(tmp_path: Path, table: dict[str, Any]) -> None:
-    party = with_functions(tmp_path, table, nodes=1)
+def test_a_node_with_a_function_takes_part_beside_nodes_without(tmp_path: Path) -> None:
+    party = with_functions(tmp_path, SHARES, nodes=1)
     result = party.conduct()
     assert result.state.round == 2
     assert result.state.tensors.is_finite()
@@ -106,10 +95,7 @@ def test_a_node_with_a_function_takes_part_beside_nodes_without(tmp_path: Path, 
 def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_path: Path) -> None:
     """Nobody sees whether the function clips each example's gradient, and the other members count on it."""
     party = with_functions(tmp_path, EXAMPLE, nodes=1)
-    key = home.CoordinatorHome.load(party.folder).identity
-    offer = messages.Offer(party.charter.signed(key), 100, bytes(32))
-    asked = sealed(messages.encode(offer), key, REQUEST, party.charter.digest)
-    answers = [messages.decode(unsealed(party.carrier.nodes_[node].answer(asked))) for node in (100, 101)]
+    answers = [party.told(party.carrier.nodes_[node]) for node in (100, 101)]
     assert [isinstance(answer, messages.Refusal) for answer in answers] == [True, False]
     assert "privacy.unit" in answers[0].sentence  # type: ignore[union-attr]
     assert "privacy.unit" in Journal(party.homes[0]).last(9, refused=True)[0]["what"]
@@ -117,7 +103,7 @@ def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_pat
 
 
 def test_a_function_that_changes_the_base_model_is_refused_and_told_to_the_owner_alone(tmp_path: Path) -> None:
-    party = with_functions(tmp_path, {}, nodes=1, name="spoil")
+    party = with_functions(tmp_path, ONE_ROUND, nodes=1, name="spoil")
     party.conduct()
     refused = Journal(party.homes[0]).last(9, refused=True)
     assert refused
@@ -137,26 +123,29 @@ def test_no_setting_of_a_charter_names_a_function(tmp_path: Path) -> None:
             Charter.verified(json.dumps({"charter": named, "signature": ""}).encode())
 
 
-@pytest.mark.parametrize(
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return new_node(tmp_path_factory.mktemp("node"))
+
+
+@every(
     ("local", "text"),
     [
-        ("mine.py", MINE),
-        ("mine.py:", MINE),
-        ("other.py:train", MINE),
-        ("mine.py:learn", MINE),
-        ("mine.py:NUMBER", MINE),
+        *((local, MINE) for local in ("mine.py", "mine.py:", "other.py:train", "mine.py:learn", "mine.py:NUMBER")),
         ("mine.py:train", "def train(model): ..."),
-        ("mine.py:train", "this is no Python"),
-        ("mine.py:train", "raise SystemError"),
+        *(("mine.py:train", text) for text in ("this is no Python", "raise SystemError")),
     ],
 )
-def test_a_node_does_not_start_without_its_function(tmp_path: Path, local: str, text: str) -> None:
-    place = with_functions(tmp_path, {}, nodes=0).homes[0]
+def test_a_node_does_not_start_without_its_function(place: Path, local: str, text: str) -> None:
+    before = (place / home.NODE).read_text(encoding="utf-8")
     owned(place, local, text)
-    with pytest.raises((HomeError, ConfigError)) as refused:
-        Node(place)
-    assert refused.value.setting == "local"
-    assert Home.load(place).local == local  # other commands execute no file
+    try:
+        with pytest.raises((HomeError, ConfigError)) as refused:
+            Node(place)
+        assert refused.value.setting == "local"
+        assert Home.load(place).local == local  # other commands execute no file
+    finally:
+        (place / home.NODE).write_text(before, encoding="utf-8")
 
 
 PERSONS = 4  # row i is about person i modulo 4
@@ -167,7 +156,7 @@ UNITS = {
 }
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", chosen(UNITS, ["person"]))
 def test_the_units_of_a_node_are_its_clients_persons_or_examples(tmp_path: Path, unit: str) -> None:
     column = {"person_column": "person"} if unit == "person" else {}
     config = config_of(MASKED, {"privacy": {"unit": unit, "epsilon": 8.0, **column}})
@@ -258,13 +247,11 @@ def test_a_label_of_a_members_data_stays_on_its_machine(tmp_path: Path, caplog: 
     assert noted in caplog.text, "agent.log has it too"
 
 
-def test_strangers_push_nothing_out_of_the_journal(tmp_path: Path) -> None:
+def test_strangers_push_nothing_out_of_the_journal(tmp_path: Path, place: Path) -> None:
     """Anybody can send envelopes: they have a file of their own, and each of their lines is short."""
-    (tmp_path / "own.csv").write_text("text,label\na,b\n")
-    home.new_node(tmp_path / "n", name="n", train=[str(tmp_path / "own.csv")], coordinator="-".join(["abcd"] * 10))
-    Node(tmp_path / "n").answer(Envelope(b'{"kind": "%s"}' % (b"x" * 100_000)))
-    (line,) = Journal(tmp_path / "n").last(10, known=False)
+    Node(place).answer(Envelope(b'{"kind": "%s"}' % (b"x" * 100_000)))
+    (line,) = Journal(place).last(10, known=False)
     assert (line["asked"], line["refused"]) == ("unknown", True)
-    assert Journal(tmp_path / "n").last(10) == []
+    assert Journal(place).last(10) == []
     Journal(tmp_path).note("x" * 100_000, "x" * 100_000, "x" * 100_000, refused=True)
     assert (tmp_path / JOURNAL).stat().st_size < 10_000

@@ -244,10 +244,6 @@ def test_an_envelope_comes_back_as_it_was() -> None:
         assert np.array_equal(found.arrays[name], array), name
 
 
-def test_an_envelope_without_arrays_comes_back() -> None:
-    assert unpacked(packed(Envelope(b"{}"))) == Envelope(b"{}", {})
-
-
 def test_all_arrays_are_one_of_flowers() -> None:
     content = packed(Envelope(b"{}", ARRAYS))
     assert [list(one) for one in content.array_records.values()] == [["bytes"]]
@@ -255,11 +251,9 @@ def test_all_arrays_are_one_of_flowers() -> None:
 
 def test_a_message_is_read_to_its_last_byte_and_no_further() -> None:
     whole = content_of(Envelope(b"{}", ARRAYS))
-    for end in range(len(whole)):
-        with pytest.raises(EnvelopeError, match="shorter than"):
-            unpacked(record(whole[:end]))
-    with pytest.raises(EnvelopeError, match="goes on"):
-        unpacked(record(whole + b"\0"))
+    for content, words in ((whole[:-1], "shorter than"), (whole + b"\0", "goes on")):
+        with pytest.raises(EnvelopeError, match=words):
+            unpacked(record(content))
 
 
 def test_a_size_that_is_only_stated_is_not_made() -> None:
@@ -293,11 +287,6 @@ def test_no_pickle_and_no_file_of_numpys_is_parsed() -> None:
         for stype in ("secure-fed.envelope", "numpy.ndarray"):
             with pytest.raises(EnvelopeError):
                 unpacked(record(data, stype))
-
-
-def test_an_array_of_objects_is_not_sent() -> None:
-    with pytest.raises(EnvelopeError, match="object"):
-        packed(Envelope(b"{}", {"a": np.array([Planted()], dtype=object)}))
 
 
 GOOD = packed(Envelope(b"{}"))

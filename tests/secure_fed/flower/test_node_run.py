@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from secure_fed.deployment import home
 from secure_fed.errors import SecureFedError
 from secure_fed.flower.supernode import FlowerError, Link, LinkError, Tail, UnknownKeyError, UntrustedError, _judged
 from tests.flower_keys import auth_keys, certificates
 from tests.flower_loopback import HOST, ROOT, Loopback, loopback
+from tests.secure_fed.deployment.parties import new_node
 
 CERTIFICATE = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not yet valid"
 
@@ -85,15 +85,9 @@ def node_run(folder: Path, superlink: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Path:
-    (tmp_path / "own.csv").write_text("text,label\na,b\n")
-    own = {"train": [str(tmp_path / "own.csv")], "coordinator": "-".join(["abcd"] * 10)}
-    return home.new_node(tmp_path / "n", name="n", **own).folder  # type: ignore[arg-type]
-
-
 @pytest.mark.nightly
-def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, node: Path, tmp_path: Path) -> None:
+def test_flowers_own_failures_end_a_node_with_one_sentence(superlink: Loopback, tmp_path: Path) -> None:
+    node = new_node(tmp_path)
     here, ca = f"{HOST}:{superlink.port}", str(superlink.certificate)
     other = tmp_path / "other"
     other.mkdir()

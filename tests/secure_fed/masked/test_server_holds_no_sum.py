@@ -7,8 +7,7 @@ same walk finds it.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from privacy import distributed
 from protocols import client as protocol_client
 from protocols import server as protocol
 from tests.cells import chosen
+from tests.protocols.looking import everything
 from tests.secure_fed.masked.wide_toys import (
     CLIPPED,
     DISTRIBUTED,
@@ -30,32 +30,6 @@ from tests.secure_fed.masked.wide_toys import (
     listen,
     one_round,
 )
-
-
-def reachable(*roots: Any) -> Iterator[Any]:
-    """Every object reachable from the roots; classes, modules, functions and frames are skipped."""
-    seen, left = set[int](), list(roots)
-    while left:
-        one = left.pop()
-        if id(one) in seen or isinstance(one, (type, type(gc), type(reachable))) or type(one).__name__ == "frame":
-            continue
-        seen.add(id(one))
-        yield one
-        left.extend(_inside(one))
-
-
-def _inside(one: Any) -> list[Any]:
-    if isinstance(one, Mapping):
-        return [*one.keys(), *one.values()]
-    if isinstance(one, (list, tuple, set, frozenset)):
-        return list(one)
-    found = list(vars(one).values()) if hasattr(one, "__dict__") else []
-    if isinstance(one, np.ndarray) and one.base is not None:
-        found.append(one.base)
-    for slots in (getattr(kind, "__slots__", ()) for kind in type(one).__mro__):
-        names = (slots,) if isinstance(slots, str) else slots
-        found += [getattr(one, name) for name in names if hasattr(one, name)]
-    return found
 
 
 def numbers(one: Any) -> Iterator[np.ndarray]:
@@ -97,7 +71,7 @@ class Watch:
 
     def walk(self, *more: Any) -> None:
         self.walks += 1
-        vectors = [vector for one in reachable(*self.roots, *more) for vector in numbers(one)]
+        vectors = [vector for one in everything([*self.roots, *more]) for vector in numbers(one)]
         for name, wanted in self.wanted.items():
             if name not in self.found and any(alike(vector, wanted) for vector in vectors):
                 self.found.add(name)
