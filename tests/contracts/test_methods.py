@@ -1,4 +1,4 @@
-"""The contract of every method: under each privacy unit that it supports, with plain and with masked sums."""
+"""The contract of every method: under each privacy unit that it supports, with plain and masked sums, and in common passes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import State
+from secure_fed.rounds.transport import Together
 from secure_fed.runs.membership import kept_scores
 from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -316,3 +317,37 @@ def test_every_private_run_gives_a_figure_of_dummies(name: str, unit: str) -> No
     assert result.summary["membership"]["why"] == ""
     assert np.isfinite(kept_scores(result.state, built.assembly.audit_pool)).all()
     assert result.summary["membership"]["auc"] > (0.99 if unit == "client" else 0.5)
+
+
+# Common passes: training several clients in one gives the same state as training them one after the other.
+
+TOGETHER = [
+    (name, unit, how) for name, unit, how in SUPPORTED if (unit, how) != ("example", "masked") or name == "ffa_lora"
+]
+TOGETHER_QUICK = [("fedlora", "none", "plain"), ("fedtt", "none", "plain"), ("prefix_tuning", "none", "plain")]
+# Methods that train one client after the other, with a part of the reason; fedft's embeddings have no rule for common passes.
+NOT_TOGETHER = {"adamix": "draws random numbers beyond dropout", "fedft": "not each has its part"}
+
+
+def after_a_round(name: str, unit: str, how: str, together: int) -> tuple[State, State, str]:
+    """The states before and after, and the reason for training one client after the other; empty with common passes."""
+    rounds = {"fra_then_ffa": 2, "fedara": 3}.get(name, 1)
+    more = {"federation.rounds": rounds, "training.together": together, "training.batch_size": 3}
+    built = runs.federation(runs.settings(name, unit, how, **more))
+    training = getattr(built.assembly.transport, "prepare", None)
+    result = built.run()
+    return built.assembly.initial, result.state, training.ways.why_not if isinstance(training, Together) else "asked to"
+
+
+@pytest.mark.parametrize(("name", "unit", "how"), chosen(TOGETHER, TOGETHER_QUICK))
+def test_common_passes_end_where_one_client_after_the_other_does(name: str, unit: str, how: str) -> None:
+    initial, together, why_not = after_a_round(name, unit, how, 64)
+    _, alone, _ = after_a_round(name, unit, how, 1)
+    assert NOT_TOGETHER.get(name, "") in why_not
+    assert bool(why_not) == (name in NOT_TOGETHER)
+    start = initial.tensors.select(
+        name for name in alone.tensors if alone.tensors[name].shape == initial.tensors[name].shape
+    )
+    moved = (alone.tensors.select(start) - start).norm()
+    assert moved > 0
+    assert (together.tensors - alone.tensors).norm() <= 1e-5 * max(moved, alone.tensors.norm())

@@ -23,7 +23,7 @@ from secure_fed.methods.method import Method, State
 from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import small_models
-from tests.secure_fed.adapters.test_parameters import Tied
+from tests.secure_fed.adapters.test_every_adapter import Tied
 from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.methods.rounds import method_of
 from tests.secure_fed.test_per_example import CPU, check, made, placed, texts
