@@ -78,17 +78,6 @@ def test_two_places_a_layer_each_asked_once_a_pass(architecture: str) -> None:
     assert [name for name, _ in model.named_parameters() if not name.endswith(".adapter.shift")] == names
 
 
-def test_a_place_changes_what_the_model_computes_as_a_bias_there_would() -> None:
-    model, other = small_models.make("bert"), small_models.make("bert")
-    place = places(model)[1].module
-    attach(model, place, "adapter", Shifted(16))
-    shift = torch.linspace(-1, 1, 16)
-    with torch.no_grad():
-        model.get_parameter(f"{place}.adapter.shift").copy_(shift)
-        other.get_parameter(f"{place}.bias").add_(shift)
-    assert torch.allclose(small_models.logits(model), small_models.logits(other), atol=1e-6)
-
-
 def test_a_layer_without_a_known_block_is_refused_by_name() -> None:
     """Experts are no single linear layer; FNet has no attention, and adapters behind its feed-forward blocks are possible."""
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 40}
@@ -255,23 +244,6 @@ def test_places_draw_experts_for_themselves_and_the_seed_decides() -> None:
 
     assert torch.equal(logits(1), logits(1))
     assert torch.stack([logits(seed) for seed in range(40)]).unique(dim=0).shape[0] == 4  # two places of two experts
-
-
-@pytest.mark.parametrize("architecture", ["distilbert"])
-def test_forward_of_the_merged_model(architecture: str) -> None:
-    model, _ = adapted(architecture, Mixtures(4, EXPERTS))
-
-    def change(at: str, y: Tensor) -> Tensor:
-        if "attention" in at or "attn" in at:
-            return y
-        own = {name: tensor.detach() for name, tensor in model.get_submodule(f"{at}.adapter").named_parameters()}
-        weight, bias = (
-            torch.stack([own[f"downs.{k}.{n}"] for k in range(EXPERTS)]).mean(0) for n in ("weight", "bias")
-        )
-        inner = functional.gelu(torch.einsum("rd,btd->btr", weight, y) + bias)
-        return y + torch.einsum("dr,btr->btd", own["up.weight"], inner) + own["up.bias"]
-
-    torch.testing.assert_close(small_models.logits(model), by_hand(model, architecture, change))
 
 
 def test_an_examples_loss_and_gradient_are_its_own_for_the_experts_drawn() -> None:

@@ -115,14 +115,6 @@ def test_tensors_that_the_server_rewrites_are_no_clients_own(name: str, personal
         toys.federation({"method.name": name, "method.personal": [personal]})
 
 
-def test_a_named_model_without_room_for_a_prompt_is_refused_before_the_run() -> None:
-    values: dict[str, Any] = {"model.name": "builtin/tiny", "method.name": "prompt_tuning", "method.prompt_length": 33}
-    values |= {"data.examples": 20, "data.test_examples": 4, "federation.clients": 2}
-    run = RunConfig().replace({tuple(name.split(".", 1)): value for name, value in values.items()})  # type: ignore[misc]
-    with refused(MethodError):
-        Federation(run)
-
-
 def made(name: str, **more: Any) -> Any:
     return build(toys.config({"method.name": name, **more}))
 
