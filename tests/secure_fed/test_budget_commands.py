@@ -163,7 +163,9 @@ def ledger(tmp_path: Path, told: Ran) -> Path:
     return path
 
 
-def test_a_new_ledger_is_empty_and_all_is_left(ledger: Path, told: Ran) -> None:
+def test_a_new_ledger_is_empty_and_all_or_without_limits_anything_is_left(
+    ledger: Path, told: Ran, tmp_path: Path
+) -> None:
     status, out, _ = told("show", ledger, "--json")
     facts = json.loads(out)
     assert status == 0
@@ -171,6 +173,9 @@ def test_a_new_ledger_is_empty_and_all_is_left(ledger: Path, told: Ran) -> None:
     assert facts["limit"] == facts["left"] == {"epsilon": 8.0, "delta": 1e-5}
     assert facts["spent"] == {"epsilon": 0.0, "delta": 0.0}
     assert "no run has reserved anything" in told("show", ledger)[1]
+    Ledger.create(tmp_path / "free", data_set="demo", epsilon=None, delta=None)
+    assert "no limit" in told("show", tmp_path / "free")[1]
+    assert json.loads(told("show", tmp_path / "free", "--json")[1])["left"] == {"epsilon": None, "delta": None}
 
 
 def test_a_ledger_is_shown_with_what_runs_hold_and_made(ledger: Path, told: Ran) -> None:
@@ -247,12 +252,6 @@ def test_a_statement_about_no_unit_is_refused_and_not_written(ledger: Path, refu
     for names in (("patient", "patient"), ("pateint", "doctor"), ("patient", ""), ("patient", "a\nb"), ("patient",)):
         refuses("budget", "same", ledger, *names)
     assert ledger.read_bytes() == before
-
-
-def test_a_ledger_without_limits_says_so(tmp_path: Path, told: Ran) -> None:
-    Ledger.create(tmp_path / "free", data_set="demo", epsilon=None, delta=None)
-    assert "no limit" in told("show", tmp_path / "free")[1]
-    assert json.loads(told("show", tmp_path / "free", "--json")[1])["left"] == {"epsilon": None, "delta": None}
 
 
 def test_what_is_no_ledger_or_an_edited_one_is_refused(tmp_path: Path, ledger: Path, refuses: Refuses) -> None:

@@ -336,7 +336,7 @@ def contents(made: problem.Problem) -> list[list[bytes]]:
     return [[fingerprint.content(own[index]) for index in range(len(own))] for own in (*made.train, made.test)]
 
 
-@pytest.mark.parametrize("task", chosen(TOYS, ["tokens", "question_answering", "chat"]))
+@pytest.mark.parametrize("task", chosen(TOYS, ["question_answering"]))
 def test_examples_and_digests_do_not_depend_on_where_they_are(
     task: str,
     configured: Configured,
