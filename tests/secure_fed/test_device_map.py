@@ -41,7 +41,7 @@ from secure_fed.methods import METHODS, card
 from secure_fed.private import Budget, wrap
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen, every
-from tests.contracts.runs import OPTIONS, KilledAfter, KilledError
+from tests.contracts.runs import OPTIONS
 from tests.golden import refused
 from tests.secure_fed import small_models
 
@@ -207,16 +207,6 @@ def test_weights_that_no_file_can_lend_are_in_a_private_folder_until_the_model_i
     del model
     gc.collect()
     assert not held.exists()
-
-
-@pytest.mark.nightly
-def test_masked_and_killed_it_ends_as_it_would_have(folder: Path, tmp_path: Path) -> None:
-    masked = settings(folder, "memory and disk").replace({("secure_aggregation", "enabled"): True})
-    whole = Federation(masked).run().state.tensors
-    with pytest.raises(KilledError):
-        Federation(masked, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
-    resumed = Federation(masked).run(tmp_path / "run", resume=True).state.tensors
-    assert resumed.to_bytes() == whole.to_bytes()
 
 
 def test_it_is_predicted_and_exported_as_an_adapter_and_merged(folder: Path, tmp_path: Path, capsys: Any) -> None:
