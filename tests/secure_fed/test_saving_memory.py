@@ -58,7 +58,7 @@ CELLS = [
     for architecture in ("bert", "llama")
     if supported(method, unit) and (method, architecture) != ("bitfit", "llama")  # which has no biases
 ]
-EACH = [("federa", "example", "llama"), ("fedft", "none", "llama")]
+EACH = [("fedft", "none", "llama"), ("federa", "none", "bert")]
 
 
 def after(method: str, unit: str, model: Any, **more: Any) -> Tensors:

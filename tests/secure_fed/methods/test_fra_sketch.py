@@ -209,8 +209,6 @@ def test_a_run_killed_within_a_round_ends_in_the_same_bits(tmp_path: Path) -> No
     resumes(lambda: federation({**SWITCHING, "method.switch_round": 3}), 4, tmp_path / "run")
 
 
-
-
 # Privacy.
 
 
