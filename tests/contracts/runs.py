@@ -78,7 +78,7 @@ def settings(name: str, unit: str = "none", how: str = "plain", **more: Any) -> 
         "training.batch_size": 4,
         "training.lr": 0.02,
         "training.optimizer": "sgd",
-        "training.together": 1,  # trying out common passes takes time for each model; `test_together` does
+        "training.together": 1,  # trying out common passes takes time for each model; `after_a_round` does
         "privacy.delta": 1e-3 if unit != "none" else 1e-5,
         **PRIVACY[unit],
         **SUMS[how],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,20 @@ def everything(folder: Path) -> dict[str, bytes | None]:
 SETTINGS = """
 method.name=ffalora | method.name=xyzzy | method.name=lora | federation.round=3 | data.max_length=3 |
 training.alpha=3 | method.lora_r=8 | max_length=3 | xyz.learning_rate=1 | traning.lr=1 | traning.speed=1 |
-xyz.speed=1 | federation.rounds=0 | federation.clients=0 | training.lr=-0.1 | training.lr=0 | training.lr=nan |
-training.lr=inf | training.lr=fast | training.lr= | federation.rounds=2.5 | method.rslora=1 | method.personal=[1] |
+xyz.speed=1 | federation.rounds=0 | training.lr=-0.1 | training.lr=nan |
+training.lr=fast | training.lr= | federation.rounds=2.5 | method.rslora=1 | method.personal=[1] |
 training.optimizer=adam | privacy.unit=patient | privacy.unit=client | privacy.epsilon=3 |
-privacy.ledger=here.sqlite | data.test= data.test_fraction=1.0 | federation.rounds=10000000 |
-training.batch_size=999999999999999999999999 | method.name=adapter_houlsby method.bottleneck=100000000 | data.text=label |
-federation.seed=4294967296 | training.lr=NINES | training.lr=DEEP |
-data.train= data.test= data.test_examples=10000001 | data.train=[] | data.name=someone/reviews |
+data.test= data.test_fraction=1.0 | federation.rounds=10000000 |
+training.batch_size=999999999999999999999999 | data.text=label |
+training.lr=NINES | training.lr=DEEP |
+data.train=[] | data.name=someone/reviews |
 data.client=site data.partition=iid | federation.rounds | rounds=3 | federation.cohort=5 | training.momentum=0.9 |
 federation.server_momentum=0.5 | data.partition=iid data.alpha=2.5 | training.epochs=3 training.steps=5 |
 data.examples=10 | data.test_fraction=0.5 | data.train= data.test= data.text=note | data.partition=natural |
 method.name=fedlora method.double_rank=true | method.alpha=1e-45 | data.train= |
-method.rank=17 | method.name=ffa_lora method.rank=9 method.double_rank=true | method.target_modules=["q_proj"] |
-method.target_modules=.*q_proj | method.modules_to_save=scorer | method.personal=scorer.* | model.max_length=129 |
-model.max_length=2 | model.device=cuda:99 | model.device=gpu | model.name=builtin/large | model.name=./none/here |
+method.name=ffa_lora method.rank=9 method.double_rank=true | method.target_modules=.*q_proj |
+method.modules_to_save=scorer | method.personal=scorer.* | model.max_length=129 |
+model.device=cuda:99 | model.name=builtin/large | model.name=./none/here |
 data.train=none.jsonl | data.train=~nobody-of-that-name/x.jsonl
 """
 
@@ -105,22 +104,11 @@ def line(text: Any, label: Any) -> str:
 
 
 TWO = line("calm", "calm") + line("wild", "wild")
-FILES: dict[str, tuple[str, ...]] = {
+FILES: dict[str, tuple[str, ...]] = {  # of columns, of their cells, of lines, and of rows; all others: `data/`
     "no label column": ('{"text": "calm", "kind": 1}\n',),
-    "no text column": ('{"note": "calm", "label": 1}\n{"note": "wild", "label": 2}\n',),
-    "no client column": (TWO, "data.client=site"),
-    "labels that are neither": (TWO + line("calm", 0.5),),
-    "no label": (TWO + line("calm", None),),
-    "names beside integers": (TWO + line("calm", 3),),
-    "one class": (line("calm", "a") * 5,),
-    "an empty file": ("",),
     "blank texts": (line(" ", "a") + line("", "b"),),
-    "a number for a text": (TWO + line(7, "a"),),
+    "names beside integers": (TWO + line("calm", 3),),
     "a broken line": (TWO + '{"text": "calm", "la\n' + TWO,),
-    "a key twice": (TWO + '{"text": "a", "label": 1, "text": "b"}\n',),
-    "a number of thousands of digits": (line("a", 1) + f'{{"text": "b", "label": {"9" * 5000}}}',),
-    "nested too deeply": (TWO + "[" * 100_000,),
-    "a list for an object": (TWO + "[1, 2]\n",),
     "fewer examples than clients": (TWO,),
     "a test label that training never saw": (TWO + line("calm", "a"), "data.test=bad.jsonl"),
 }
@@ -221,12 +209,3 @@ def test_what_is_no_run_or_a_damaged_one(refused: Refuses, small_model: Path, tm
         (tmp_path / "run" / "run.json").write_text('{"label_names": ["a", "b"], "clients": ["c"]}', encoding="utf-8")
         (tmp_path / "run" / name).write_text(content, encoding="utf-8", errors="surrogateescape")
         assert name in refused(command, "run", *COMMANDS[command])
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "secure_fed", "train", "--set", "federation.rounds=0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "federation.rounds is 0" in done.stderr.splitlines()[-1]
-    assert everything(tmp_path) == {}

@@ -114,7 +114,7 @@ POOL: dict[str, Any] = {"evaluation.audit_fraction": 1.0, "evaluation.canaries":
 
 
 def test_a_run_with_directions_is_repeated_to_the_same_bits() -> None:
-    settings = {**private_toys.CLIENT, **POOL, "privacy.noise_multiplier": 1.0}
+    settings = {**private_toys.CLIENT, **POOL, "privacy.noise_multiplier": 1.0, "federation.rounds": 1}
     ends: list[State] = [private_toys.federation(settings, 1, sizes=[3] * 12).run().state for _ in range(2)]
     assert toys.same(ends[0].tensors, ends[1].tensors)
     other = private_toys.federation({**settings, "evaluation.canaries": "none"}, 1, sizes=[3] * 12).run().state

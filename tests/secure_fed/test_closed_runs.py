@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -91,33 +90,36 @@ def trainings(unit: str) -> Iterator[list[str]]:
 @pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
 def test_a_run_killed_at_any_instant_gets_nothing_back_that_a_client_trained_for(tmp_path: Path, unit: str) -> None:
     settings = {**(NOISE if unit == "client" else {**EXAMPLE, "privacy.noise_multiplier": 1.0}), "federation.rounds": 1}
-    statuses: list[int] = []
+    ledger, statuses = tmp_path / "wards.sqlite", list[int]()
+    built = federation({**settings, "privacy.ledger": str(ledger)})
+
+    def fresh() -> None:
+        for file in tmp_path.glob("wards.sqlite*"):
+            file.unlink()
+        Ledger.create(ledger, data_set="wards", epsilon=1e6, delta=0.9)
+
+    fresh()
     with killed_at(-1) as passed:
-        Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=1e6, delta=0.9)
-        federation({**settings, "privacy.ledger": str(tmp_path / "wards.sqlite")}).run(tmp_path / "whole")
-    created = len(passed) - len(passed[passed.index("config.json:written") :])  # the instants of making a ledger
-    for instant in range(passed.index("budget.json:replaced") - created, len(passed)):
-        place = tmp_path / str(instant)
-        place.mkdir()
-        book = Ledger.create(place / "wards.sqlite", data_set="wards", epsilon=1e6, delta=0.9)
-        built = federation({**settings, "privacy.ledger": str(book.path)})
+        built.run(tmp_path / "whole")
+    for instant in range(passed.index("budget.json:replaced"), len(passed)):
+        fresh()
         with trainings(unit) as trained, killed_at(instant) as passed, suppress(Killed):
-            built.run(place / "run")
-        reserved = spent(book.path)
+            built.run(tmp_path / f"run-{instant}")
+        reserved = spent(ledger)
         assert reserved > 0 or not trained
         if not reserved:
             continue
+        book = Ledger.open(ledger)
         statuses.append(closed(book, run_of(book)))
         if statuses[-1]:
-            assert spent(book.path) == reserved
+            assert spent(ledger) == reserved
         else:
             assert not trained, f"{passed[-1]}: a client has trained"
-            assert spent(book.path) == 0.0
+            assert spent(ledger) == 0.0
             with refused(RunDirectoryError, worded=False):
-                built.run(place / "run", resume=True)
+                built.run(tmp_path / f"run-{instant}", resume=True)
         if trained:
             break
-        shutil.rmtree(place)
     assert set(statuses) == {0, 2}
 
 

@@ -109,7 +109,7 @@ def require_equal(found: Sequence[Trained], expected: Sequence[Trained], toleran
             torch.testing.assert_close(one.after.tensor(name), other.after.tensor(name), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("architecture", chosen(small_models.ARCHITECTURES, ["bert", "deberta_v3", "llama", "gpt2"]))
+@pytest.mark.parametrize("architecture", chosen(small_models.ARCHITECTURES, ["bert", "deberta_v3", "llama"]))
 def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> None:
     setting, ways = adapted(architecture), Ways()
     settings = replace(USUAL, optimizer="sgd", lr=0.1)
@@ -123,6 +123,8 @@ def test_in_common_passes_each_is_what_it_is_by_itself(architecture: str) -> Non
     moved = [one.after - job.before.select(one.after) for one, job in zip(together, setting.jobs(), strict=True)]
     assert [change.norm() > 1e-2 for change in moved] == [size > 0 for size in SIZES]
     assert math.isnan(together[3].loss)
+    assert setting.objective.changed_buffers() == []
+    assert setting.objective.model.training
 
 
 @every("optimizer", ["adamw", "sgd"])
@@ -157,11 +159,9 @@ def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
 @every(
     "changed",
     [
-        {"optimizer": "adamw", "weight_decay": 0.1},
-        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1},
-        {"optimizer": "sgd", "proximal": 0.5, "max_grad_norm": 0.5, "head_factor": 4.0},
-        {"optimizer": "sgd", "microbatch": 3},
-        {"optimizer": "adamw", "steps": 3, "head_factor": 0.5},
+        {"optimizer": "adamw", "weight_decay": 0.1, "head_factor": 0.5},
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1, "microbatch": 3},
+        {"optimizer": "sgd", "steps": 3, "proximal": 0.5, "max_grad_norm": 0.5, "head_factor": 4.0},
     ],
 )
 def test_optimisers_are_each_ones_own(changed: Mapping[str, Any]) -> None:
@@ -251,13 +251,6 @@ def test_dropout_follows_the_rngs_alone_and_differs_between_trainings() -> None:
     twins = [replace(job, rng=np.random.default_rng(seed)) for seed in (0, 0)]
     trained = train_together(setting.objective, twins, ways)
     assert trained[0].after.to_bytes() != trained[1].after.to_bytes(), "the same batches, and each its own dropout"
-
-
-def test_buffers_are_left_as_they_were_and_the_model_in_training_mode() -> None:
-    setting = adapted("bert")
-    setting.both()
-    assert setting.objective.changed_buffers() == []
-    assert setting.objective.model.training
 
 
 def test_a_pass_of_a_language_model_has_room_for_the_scores_of_its_labelled_tokens() -> None:

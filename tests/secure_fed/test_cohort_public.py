@@ -107,7 +107,7 @@ def test_tight_passes_would_move_bits(bert: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("public_texts", "private"), chosen([(0, False), (3, False), (0, True), (3, True)], [(0, False), (3, True)])
+    ("public_texts", "private"), chosen([(0, False), (3, False), (0, True), (3, True)], [(3, True)])
 )
 def test_no_clients_data_decide_how_the_others_train(public_texts: int, private: bool) -> None:
     """A collate function of the user's own, for which nothing can be made up. In a trial on the largest client's texts, a loss
@@ -136,16 +136,16 @@ def test_no_clients_data_decide_how_the_others_train(public_texts: int, private:
     assert after(float("nan")) == after(1.0)
 
 
-@pytest.mark.parametrize("public", chosen([False, True], [True]))
+@pytest.mark.parametrize("public", chosen([False, True], [False]))
 def test_threads_move_no_bit(bert: Setting, public: bool) -> None:
-    alone = trained(bert, range(6), public=public)
-    torch.set_num_threads(3)
+    alone = trained(bert, range(3), public=public)
+    torch.set_num_threads(2)
     try:
-        assert trained(bert, range(6), public=public) == alone
-        assert torch.get_num_threads() == 3
+        assert trained(bert, range(3), public=public) == alone
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
-    assert len(bert.objective.copies) == 3
+    assert len(bert.objective.copies) == 2
 
 
 def test_dropout_is_repeated_on_any_number_of_threads() -> None:
@@ -222,7 +222,7 @@ def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> 
         own = {"training.batch_size": 16, "training.together": 64, "federation.sampling": "poisson"}
         config = contracts.settings("ffa_lora", "client", **own)
         train = [
-            [{**one, "input_ids": one["input_ids"][:16]} for one in texts(row, SIZES[row])] for row in range(6)
+            [{**one, "input_ids": one["input_ids"][:8]} for one in texts(row, SIZES[row])] for row in range(6)
         ]  # of few widths, since each width is tried out
         return Federation(config, model=wide_model(), train=train, test=texts(9, 2), entropy=SeededEntropy(1))
 
@@ -358,7 +358,8 @@ def test_results_are_those_of_one_after_the_other() -> None:
     require_equal(together, alone)
 
 
-@pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("unit", ["client", "example"])
 def test_a_private_run_on_two_devices(
     unit: str,
     small_model: Path,

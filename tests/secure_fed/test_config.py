@@ -222,11 +222,6 @@ def test_a_range_has_no_effect_beside_a_clip_norm() -> None:
         RunConfig.load(None, [*masks, "privacy.unit=client", "privacy.epsilon=8"])
 
 
-def test_sketches_of_several_rounds_do_not_add_up() -> None:
-    with refused(ConfigError, "federation.server_optimizer"):
-        RunConfig.load(None, ["method.transport_form=sketch", "federation.server_optimizer=momentum"])
-
-
 @every(
     "overrides, setting, value, limit",
     [

@@ -41,7 +41,7 @@ from secure_fed.methods import METHODS, card
 from secure_fed.private import Budget, wrap
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen, every
-from tests.contracts.runs import OPTIONS, KilledAfter, KilledError
+from tests.contracts.runs import OPTIONS
 from tests.golden import refused
 from tests.secure_fed import small_models
 
@@ -69,7 +69,7 @@ CELLS = [
     not in (("bitfit", "llama"), ("head", "llama"), ("c2a", "llama"))  # no biases, no head, no classifier
 ]
 QUICK = [
-    ("fedlora", "client", "bert", "memory and disk"),
+    ("fedlora", "none", "bert", "memory and disk"),
     ("prompt_tuning", "none", "llama", "disk"),
     ("fedara", "none", "bert", "one device"),
 ]
@@ -173,7 +173,9 @@ def test_a_pass_holds_the_weights_of_one_block_at_a_time(folder: Path, monkeypat
     monkeypatch.setattr(devices, "_read", counted)
 
     def held(checkpointing: bool | str) -> int:
-        federation = Federation(settings(folder, "disk", training={"checkpointing": checkpointing}))
+        federation = Federation(
+            settings(folder, "disk", training={"checkpointing": checkpointing}, federation={"rounds": 1})
+        )
         model = federation.assembly.problem.model
         assert is_checkpointing(model) == (checkpointing == "auto")
         alive.clear()
@@ -207,18 +209,11 @@ def test_weights_that_no_file_can_lend_are_in_a_private_folder_until_the_model_i
     assert not held.exists()
 
 
-def test_masked_and_killed_it_ends_as_it_would_have(folder: Path, tmp_path: Path) -> None:
-    masked = settings(folder, "memory and disk").replace({("secure_aggregation", "enabled"): True})
-    whole = Federation(masked).run().state.tensors
-    with pytest.raises(KilledError):
-        Federation(masked, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
-    resumed = Federation(masked).run(tmp_path / "run", resume=True).state.tensors
-    assert resumed.to_bytes() == whole.to_bytes()
-
-
 def test_it_is_predicted_and_exported_as_an_adapter_and_merged(folder: Path, tmp_path: Path, capsys: Any) -> None:
     run = tmp_path / "run"
-    federation = Federation(settings(folder, "memory and disk", "federa", training={"lr": 0.05}))
+    federation = Federation(
+        settings(folder, "memory and disk", "federa", training={"lr": 0.05}, federation={"rounds": 1})
+    )
     result = federation.run(run)
     expected = scores(federation.load(result.state))
     assert main(["predict", str(run), str(folder / "test.jsonl"), "--max-new-tokens", "2"]) == 0
@@ -232,7 +227,7 @@ def test_it_is_predicted_and_exported_as_an_adapter_and_merged(folder: Path, tmp
 
 
 def test_an_adapter_of_our_own_format_loads_on_a_whole_model_and_on_a_divided_one(folder: Path, tmp_path: Path) -> None:
-    federation = Federation(settings(folder, "disk", "ia3", training={"lr": 0.05}))
+    federation = Federation(settings(folder, "disk", "ia3", training={"lr": 0.05}, federation={"rounds": 1}))
     result = federation.run(tmp_path / "run")
     expected = scores(federation.load(result.state))
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "adapter")]) == 0
@@ -265,9 +260,12 @@ def test_a_model_that_is_given_divided_trains_as_one_that_is_not(folder: Path) -
     require_close(found.run().state.tensors, expected.run().state.tensors)
 
 
+POOLED = ("model", "pooling")
+
+
 def test_a_mean_pooled_classifier_is_divided_too(folder: Path) -> None:
     whole, divided = (
-        Federation(settings(folder, place, "head", model="bert").replace({("model", "pooling"): "mean"}))
+        Federation(settings(folder, place, "head", model="bert", federation={"rounds": 1}).replace({POOLED: "mean"}))
         for place in ("", "disk")
     )
     assert away(divided.assembly.problem.model)

@@ -151,7 +151,6 @@ CASES = [
     chosen(
         CASES,
         [
-            ("fedlora", "causal_lm", False, False),
             ("fedlora", "causal_lm", True, True),
             ("fedara", "classification", True, False),
         ],
@@ -179,8 +178,6 @@ def test_memory_grows_with_what_a_run_holds(folder: Path) -> None:
     adapters = 4 * of_shapes(settings(folder)).initial.tensors.numel
     stored = sum(one.nbytes for one in [*base.parameters(), *base.buffers()])
     assert usual["parts"]["weights"] == stored + adapters
-    half = memory(**{"model.dtype": "bfloat16"})
-    assert half["parts"]["weights"] < 0.7 * usual["parts"]["weights"]
     assert usual["parts"]["inputs of layers computed again"] == 0
     private = memory(unit="example")
     assert private["parts"]["their gradients and moments"] == 2 * usual["parts"]["their gradients and moments"]
@@ -196,22 +193,16 @@ def test_quantised_layers_count_with_their_bits(folder: Path, bits: str) -> None
     model = built.problem.model
     beside = [one for name, one in scales(model).items() if "bitsandbytes" not in name]  # which are settings
     expected = sum(one.nbytes for one in [*model.parameters(), *model.buffers(), *beside])
-    for name in ("model", "shapes"):
-        own = config.replace({("model", "name"): str(folder / name)})
-        assert foreseen(own)["memory"]["parts"]["weights"] == pytest.approx(expected, rel=0.02)
+    own = config.replace({("model", "name"): str(folder / "shapes")})
+    assert foreseen(own)["memory"]["parts"]["weights"] == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("unit", chosen(UNITS, ["none", "client"]))
+@pytest.mark.parametrize("unit", chosen(UNITS, ["none"]))
 def test_a_dry_run_says_what_the_run_then_does(folder: Path, unit: str, tmp_path: Path) -> None:
     config = settings(folder, unit=unit, task="classification")
-    found = foreseen(config)
-    result = Federation(config, entropy=SeededEntropy(1)).run(tmp_path / "run")
-    said = result.summary
-    rounds = found["traffic"]["rounds"]
-    assert (rounds * found["traffic"]["bytes_up"], rounds * found["traffic"]["bytes_down"]) == (
-        said["bytes_up"],
-        said["bytes_down"],
-    )
+    found, said = foreseen(config), Federation(config, entropy=SeededEntropy(1)).run(tmp_path / "run").summary
+    sent = [found["traffic"]["rounds"] * found["traffic"][name] for name in ("bytes_up", "bytes_down")]
+    assert sent == [said["bytes_up"], said["bytes_down"]]
     assert found["data"]["clients"] == said["clients"]
     assert sum(found["data"]["labels"].values()) == found["data"]["rows"] == 24
     if unit == "none":
@@ -219,7 +210,15 @@ def test_a_dry_run_says_what_the_run_then_does(folder: Path, unit: str, tmp_path
     else:
         for name in ("epsilon", "delta", "clip_norm"):
             assert found["privacy"][name] == (said[name] if name in said else said["privacy"][name])
-        assert any("guarantee" in sentence for sentence in found["privacy"]["words"])
+
+
+def test_a_dry_run_says_the_guarantee_of_the_run(folder: Path) -> None:
+    """Without the run: its public passes are tried out for long."""
+    config = settings(folder, unit="client", task="classification")
+    found, protection = foreseen(config)["privacy"], Federation(config).assembly.protection
+    assert protection.plan is not None
+    assert (found["epsilon"], found["clip_norm"]) == (protection.plan.epsilon(), protection.clip_norm)
+    assert any("guarantee" in sentence for sentence in found["words"])
 
 
 def files_of(folder: Path, rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -246,7 +245,7 @@ OF_TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("task", chosen(OF_TASKS, ["question_answering", "multiple_choice"]))
+@pytest.mark.parametrize("task", chosen(OF_TASKS, ["question_answering"]))
 def test_every_task_has_a_dry_run(folder: Path, tmp_path: Path, task: str) -> None:
     files = files_of(tmp_path, [OF_TASKS[task]] * 12)
     model = str(folder / "model") if task == "multiple_choice" else "builtin/tiny"

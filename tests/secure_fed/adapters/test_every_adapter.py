@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.hypernetwork import SHARES, Hypernetworks
 from secure_fed.learning.models.adapters.inserted import Bottlenecks, Compacters, Mixtures, Scales
 from secure_fed.learning.models.adapters.lora import LoraAdapter, matrix_shape, pairs
-from secure_fed.learning.models.adapters.parameters import Biases, Everything, read
+from secure_fed.learning.models.adapters.parameters import Biases, Everything, HeadAlone, read
 from secure_fed.learning.models.adapters.tensor_train import TensorTrains, core_shapes, factorisation
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, triplets
 from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens, Prefix, PromptTokens
@@ -25,7 +25,7 @@ from secure_fed.tensors.tensors import Layout
 from tests.cells import chosen, every
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
-from tests.secure_fed.adapters.behind import adapted, shake
+from tests.secure_fed.adapters.behind import adapted, counted, shake
 from tests.secure_fed.adapters.virtual import made
 from tests.secure_fed.example_gradients import losses_at
 
@@ -70,6 +70,14 @@ def trains(names: list[str], architecture: str) -> int:
     )
 
 
+def sizes(architecture: str, ending: str) -> int:
+    named = small_models.make(architecture).named_parameters()
+    return sum(parameter.numel() for name, parameter in named if name.endswith(ending))
+
+
+SCALES = {"llama": 8 + 8 + 24, "distilbert": 16 + 16 + 24, "gpt2": 48 + 64, "deberta": 48 + 16 + 24}  # of one layer
+
+
 def prefixes(names: list[str], architecture: str) -> int:
     """2 p L H for L layers; four of Llama's heads share two heads' keys."""
     return 3 * 2 * 2 * (8 if architecture == "llama" else 16)
@@ -80,8 +88,11 @@ def projected(names: list[str], architecture: str) -> int:
     return 3 * width + width * (width + 1) + (width + 1) * 2 * 2 * width
 
 
-# The number of parameters in a model of two layers of width 16. Scales, biases and all parameters: in files of their own.
+# The number of parameters in a model of two layers of width 16.
 COUNTS: dict[str, Callable[[list[str], str], int]] = {
+    "everything": lambda names, architecture: sizes(architecture, ""),
+    "biases": lambda names, architecture: sizes(architecture, "bias"),
+    "ia3": lambda names, architecture: 2 * SCALES.get(architecture, 16 + 16 + 16 + 24),
     "houlsby": lambda names, architecture: 4 * (2 * 4 * 16 + 4 + 16),
     "pfeiffer": lambda names, architecture: 2 * (2 * 4 * 16 + 4 + 16),
     "compacter": lambda names, architecture: 2**3 + 4 * 3 * (4 + 16),
@@ -107,7 +118,7 @@ def test_it_adds_what_it_names_and_nothing_else_changes(name: str, architecture:
         "biases",
         "llama",
     ):
-        return  # refused: `test_prefixes.py`, `test_parameters.py`
+        return  # refused: `test_prompts.py`, and below
     model = made(architecture).float()
     before, head = small_models.logits(model), small_models.head_of(model)
     kept = {key: tensor.detach().clone() for key, tensor in model.named_parameters()}
@@ -219,3 +230,54 @@ def test_torchs_own_encoder_uses_its_adapters_when_it_evaluates(kind: Callable[.
     trained = encoder.train()(x)
     with torch.no_grad():
         assert torch.allclose(encoder.eval()(x), trained, atol=1e-5)
+
+
+# All parameters of a model, its biases, or its head alone.
+
+
+class Tied(nn.Module):
+    """A model whose output layer shares its weight with the input embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 6)
+        self.inner = nn.Linear(6, 6)
+        self.score = nn.Linear(6, 9, bias=False)
+        self.score.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.score(self.inner(self.embed(ids)).tanh().mean(1))
+        return scores
+
+
+def test_tied_weights_are_one() -> None:
+    model = Tied()
+    names = Everything().inject(model, [], 0)
+    assert names == ["embed.weight", "inner.weight", "inner.bias"]
+    assert counted(model, names) == 9 * 6 + 6 * 6 + 6
+    assert Biases().inject(model, [], 0) == ["inner.bias"]
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["inner.bias"]
+
+
+def test_a_model_without_biases_is_refused_before_it_is_touched() -> None:
+    model = small_models.make("llama")
+    with refused(MethodError):
+        Biases().inject(model, small_models.head_of(model), 0)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_model_without_a_head_is_refused_where_the_head_alone_trains() -> None:
+    model = small_models.make("bert")
+    with refused(MethodError):
+        HeadAlone().inject(model, [], 0)
+    head = small_models.head_of(model)
+    assert HeadAlone().inject(model, head, 0) == []
+    assert {name for name, one in model.named_parameters() if one.requires_grad} == set(head)
+
+
+@pytest.mark.parametrize("adapter", [Everything(), Biases()])
+def test_numbers_that_cannot_train_are_refused(adapter: Everything | Biases) -> None:
+    model = nn.Linear(3, 2)
+    model.bias = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
+    with refused(MethodError):
+        adapter.inject(model, [], 0)

@@ -89,8 +89,10 @@ def by_hand(y: Tensor, mask: Tensor, network: Hypernetwork, layer: int, of_batch
     return torch.from_numpy(out)
 
 
-@pytest.mark.parametrize(("training", "of_batch"), [(False, True), (True, False), (True, True)])
-@pytest.mark.parametrize("architecture", ["bert", "distilbert", "gpt2"])
+@pytest.mark.parametrize(
+    ("architecture", "training", "of_batch"),
+    [("bert", False, True), ("bert", True, False), ("distilbert", True, True), ("gpt2", True, True)],
+)
 def test_a_model_computes_what_the_equations_say(architecture: str, training: bool, of_batch: bool) -> None:
     adapted, model = prepared(architecture, away=True, of_batch=of_batch), base(architecture)
     inputs = small_models.batch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,27 +30,25 @@ def adapted(architecture: str, **settings: object) -> set[str]:
     return {pair.module.rpartition(".")[2] for pair in found}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "endings"),
+@every(
+    ("architecture", "settings", "endings"),
     [
-        ("bert", {"query", "value"}),
-        ("roberta", {"query", "value"}),
-        ("distilbert", {"q_lin", "v_lin"}),  # not among PEFT's defaults
-        ("llama", {"q_proj", "v_proj"}),
-        ("gpt2", {"c_attn"}),
+        ("bert", {}, {"query", "value"}),
+        ("roberta", {}, {"query", "value"}),
+        ("distilbert", {}, {"q_lin", "v_lin"}),  # not among PEFT's defaults
+        ("llama", {}, {"q_proj", "v_proj"}),
+        ("gpt2", {}, {"c_attn"}),
+        ("bert", {"target_modules": ("key", "attention.output.dense")}, {"key", "dense"}),
+        ("bert", {"target_modules": r".*layer\.1\..*\.(query|key)"}, {"query", "key"}),
+        (
+            "llama",
+            {"target_modules": "all-linear"},
+            {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+        ),
     ],
 )
-def test_default_targets(architecture: str, endings: set[str]) -> None:
-    assert adapted(architecture) == endings
-
-
-def test_targets_as_in_peft() -> None:
-    assert adapted("bert", target_modules=("key", "attention.output.dense")) == {"key", "dense"}
-    assert adapted("bert", target_modules=r".*layer\.1\..*\.(query|key)") == {"query", "key"}
-    assert adapted("llama", target_modules="all-linear") == {
-        *("q_proj", "k_proj", "v_proj", "o_proj"),
-        *("gate_proj", "up_proj", "down_proj"),
-    }
+def test_targets_are_those_of_peft(architecture: str, settings: dict[str, Any], endings: set[str]) -> None:
+    assert adapted(architecture, **settings) == endings
 
 
 def test_the_head_gets_no_adapter() -> None:

@@ -85,11 +85,7 @@ def test_dropout_stands_before_the_triplet_and_in_training_alone() -> None:
     assert torch.allclose(dropped, nn.functional.linear(x, linear.weight, linear.bias) + added(thinned))
 
 
-def test_what_cannot_be_adapted() -> None:
-    wrapped = small_models.make("bert")
-    LoraAdapter(rank=2).inject(wrapped, small_models.head_of(wrapped), 0)
-    with refused(MethodError):
-        ADAPTER.inject(wrapped, small_models.head_of(wrapped), 0)
+def test_a_rank_above_the_layers_size_is_refused_before_the_model_is_touched() -> None:
     fresh = small_models.make("bert")
     with refused(MethodError):
         TripletAdapter(LoraAdapter(rank=17)).inject(fresh, [], 0)

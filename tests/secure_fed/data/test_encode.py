@@ -228,7 +228,7 @@ ANY = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(ANY, min_size=1, max_size=4), st.sampled_from([UNCASED, CASED]), st.sampled_from([3, 5, 12, 64]))
 def test_the_ids_are_those_of_the_tokenizer(texts: list[str], made: PreTrainedTokenizerFast, most: int) -> None:
     words = Words.of(made)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.methods.method import Method, State
+from secure_fed.rounds.engine import run_round
 from secure_fed.rounds.transport import Recording
 from secure_fed.tensors.tensors import Tensors
 from tests.contracts.runs import KilledError
@@ -58,6 +59,30 @@ def recorded(built: Federation) -> Recording:
     recording = Recording(built.assembly.transport)
     built.assembly = replace(built.assembly, transport=recording)
     return recording
+
+
+def noised_round(
+    built: Federation, seed: int, clip_norm: float
+) -> tuple[Mapping[str, Tensors], Mapping[str, list[Any]]]:
+    """One round of three clients: the mean and the exchanges of each pass.
+
+    Each mean is asserted to be the sum of what the clients sent and noise of the pass's own, on every coordinate, over three.
+    """
+    recording, watched, charged = recorded(built), private_toys.Watched(built.assembly.method), list[tuple[int, str]]()
+    server = replace(
+        built.assembly.server, method=watched, charge=lambda round_, pass_name: charged.append((round_, pass_name))
+    )
+    run_round(built.assembly.initial, server, recording, built.config.training.rate)
+    means, noise_std = watched.seen[0]
+    assert charged == [(0, name) for name in means]
+    assert noise_std == pytest.approx(clip_norm / 3)
+    exchanges = {name: [one for one in recording.exchanges if one[0].pass_name == name] for name in means}
+    for name, sent in exchanges.items():
+        total = private_toys.dense(sent[0][1].contribution + sent[1][1].contribution + sent[2][1].contribution)
+        noise = private_toys.noise(total, clip_norm, seed, "sum", 0, name)
+        for part, tensor in total.items():
+            assert torch.allclose(means[name].tensor(part).double(), (tensor + noise[part]) / 3, atol=2e-6 * clip_norm)
+    return means, exchanges
 
 
 def started(method: Method, size: float = 0.3) -> State:

@@ -137,17 +137,14 @@ def test_starts_and_ends_of_answers() -> None:
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_outputs_without_scores_are_refused() -> None:
+def test_outputs_without_scores_and_a_loss_of_several_calls_are_refused() -> None:
+    def twice(model: nn.Module, given: Any) -> Tensor:
+        return classification.loss(model, given) + classification.loss(model, given)
+
     with refused(MethodError):
         of_classes((A,), (B,), {})
     with refused(MethodError):
         of_tags(A, B, {})
-
-
-def test_a_loss_of_several_calls_is_refused() -> None:
-    def twice(model: nn.Module, given: Any) -> Tensor:
-        return classification.loss(model, given) + classification.loss(model, given)
-
     with refused(MethodError):
         consistent(twice)(Wavering(A), batch())
 

@@ -1,17 +1,23 @@
-"""The contract of every method in the table. For the products B A of methods on LoRA see `test_products.py`."""
+"""The contract of every method in the table. For the products B A of methods on LoRA see `test_methods.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from secure_fed.methods import METHODS
+from secure_fed.learning.models.adapters.triplet import triplets
+from secure_fed.methods import METHODS, card
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.cells import chosen, every
+from tests.contracts import runs
 from tests.contracts.runs import OF_A_CLASS
-from tests.secure_fed import small_models
-from tests.secure_fed.methods.rounds import HEAD_PREFIXES, head, method_of, nothing, start, trained
+from tests.secure_fed import small_models, toys
+from tests.secure_fed.methods.rounds import HEAD_PREFIXES, head, means_of, method_of, nothing, start, trained
 
 # Virtual tokens change the output from the first round on; C2A's tied layers start away from zero, or have no gradient.
 CHANGES_THE_MODEL = ("prompt_tuning", "prefix_tuning", "p_tuning", "c2a")
@@ -122,7 +128,7 @@ REFACTORING = {"fra_lora", "fra_then_ffa", "fedara", "fedsvd", "fedask", "fedpow
 
 @every("name", PARTS)
 def test_rounds_of_averaged_parameters_by_hand(name: str) -> None:
-    """Two rounds of three clients with weights 1/2, 1/4, 1/4: the next tensors are the weighted means of the trained ones."""
+    """Two rounds of three clients with weights 1/2, 1/4, 1/4: the weighted means of what trained, whatever the noise level."""
     method, weights = method_of(name), (0.5, 0.25, 0.25)
     state, own = start(method), set[str]()
     for _ in range(2):
@@ -130,7 +136,8 @@ def test_rounds_of_averaged_parameters_by_hand(name: str) -> None:
         own |= {tensor for tensor in plan.trainable if not tensor.startswith(HEAD_PREFIXES)}
         afters = [trained(method, state, seed) for seed in range(3)]
         changes = [method.contribute(CHANGE, state.tensors, after, {}) for after in afters]
-        following = method.apply(state, {CHANGE: changes[0] * 0.5 + changes[1] * 0.25 + changes[2] * 0.25})
+        mean = changes[0] * 0.5 + changes[1] * 0.25 + changes[2] * 0.25
+        following = method.apply(state, {CHANGE: mean}, 0.1)
         for tensor in state.tensors:
             old, found = state.tensors.tensor(tensor), following.tensors.tensor(tensor)
             if tensor not in plan.trainable:
@@ -149,3 +156,58 @@ def test_rounds_of_averaged_parameters_by_hand(name: str) -> None:
 def test_every_method_averages_parameters_or_refactors_products() -> None:
     assert {*PARTS, *REFACTORING} == set(METHODS), "add a new method to one of them"
     assert not {*PARTS} & REFACTORING
+
+
+# Averages of a whole adapter: factors whose mean is not the mean of the matrices, and whole runs.
+
+
+def kronecker(tensors: Tensors) -> Tensor:
+    at = "bert.encoder.layer.0.output.dense.adapter.down"
+    a, s, t = (tensors.tensor(n).numpy() for n in ("kronecker_rule.weight", f"{at}_left.weight", f"{at}_right.weight"))
+    return torch.from_numpy(sum(np.kron(a[i], np.outer(s[i], t[i])) for i in range(len(a))))
+
+
+def product_of_three(tensors: Tensors) -> Tensor:
+    _, a, e, b = triplets(tensors)[0]
+    return tensors.tensor(b) * tensors.tensor(e) @ tensors.tensor(a)
+
+
+def train_of_cores(tensors: Tensors) -> Tensor:
+    """FedTT's eq. (2)."""
+    product = torch.ones(1)
+    for j in range(4):
+        core = tensors.tensor(f"bert.encoder.layer.0.output.dense.tensor_train.down.core_{j}")
+        product = torch.tensordot(product, core, dims=1)
+    return product
+
+
+@every(("name", "matrix"), [("compacter", kronecker), ("svd_adaptation", product_of_three), ("fedtt", train_of_cores)])
+def test_the_mean_of_factors_is_not_that_of_the_matrices(name: str, matrix: Callable[[Tensors], Tensor]) -> None:
+    """The reason for `mean_exact=False` on the card."""
+    method = method_of(name)
+    state = start(method)
+    afters = [trained(method, state, seed, 0.5) for seed in range(3)]
+    found = matrix(method.apply(state, means_of(method, state, afters)).tensors)
+    mean = sum(map(matrix, afters)) / 3
+    assert (found - mean).norm() > 0.1 * mean.norm()
+    assert not card(name).mean_exact
+
+
+@pytest.mark.parametrize("name", ["bitfit", "adapter_houlsby", "ia3"])
+def test_every_tensor_of_the_adapter_and_the_head_learns(name: str) -> None:
+    built = runs.federation(runs.settings(name, **{"training.optimizer": "adamw"}))
+    begun, end = built.assembly.initial.tensors, built.run().state.tensors
+    assert not [tensor for tensor in end if torch.equal(end.tensor(tensor), begun.tensor(tensor))]
+
+
+def test_the_experts_drawn_are_the_same_in_every_run() -> None:
+    def run(seed: int) -> Tensors:
+        found = runs.federation(runs.settings("adamix", **{"federation.rounds": 1, "federation.seed": seed}))
+        before = torch.get_rng_state()
+        tensors = found.run().state.tensors
+        assert torch.equal(torch.get_rng_state(), before)
+        return tensors
+
+    first = run(0)
+    assert toys.same(first, run(0))
+    assert not toys.same(first, run(1))

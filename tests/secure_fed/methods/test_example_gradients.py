@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from secure_fed.errors import MethodError
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.adapters.virtual_tokens import EncodedPromptTokens
 from secure_fed.learning.tasks import classification
@@ -21,9 +20,8 @@ from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.averaged import Averaged
 from secure_fed.methods.method import Method, State
 from tests.cells import chosen
-from tests.golden import refused
 from tests.secure_fed import small_models
-from tests.secure_fed.adapters.test_parameters import Tied
+from tests.secure_fed.adapters.test_every_adapter import Tied
 from tests.secure_fed.example_gradients import one_by_one, path_for, together
 from tests.secure_fed.methods.rounds import method_of
 from tests.secure_fed.test_per_example import CPU, check, made, placed, texts
@@ -87,11 +85,6 @@ def test_an_lstm_has_its_gradients_made_one_at_a_time() -> None:
     method = Averaged(EncodedPromptTokens(3, network="LSTM"), method_of("p_tuning").card)
     model, names = ready("", "bert", method=method)
     assert path_for(Objective(model, classification.loss, CPU), Collate(0), placed(model, names), texts()) is one_by_one
-
-
-def test_bitfit_of_a_model_without_biases_is_refused() -> None:
-    with refused(MethodError):
-        ready("bitfit", "llama")
 
 
 def test_tied_embeddings_have_the_gradients_of_both_layers() -> None:

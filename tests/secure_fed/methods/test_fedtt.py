@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
 import torch
 
@@ -12,7 +11,6 @@ from secure_fed.methods import build
 from secure_fed.methods.fedtt_plus import moving, turn
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Layout, Tensors
-from tests.contracts import runs
 from tests.secure_fed import small_models
 from tests.secure_fed.methods.rounds import one_round, trained
 
@@ -107,15 +105,3 @@ def test_with_one_core_moving_the_mean_is_exact() -> None:
 
     assert spread((1,)) < 1e-6
     assert spread((0, 1, 3)) > 0.01
-
-
-def test_in_a_run_what_rests_is_neither_sent_nor_moved() -> None:
-    kept = runs.States()
-    built = runs.federation(runs.settings("fedtt_plus"), callbacks=[kept])
-    events = runs.watch(built)
-    built.run()
-    for before, after in pairwise([built.assembly.initial, *kept.after]):
-        moved = {n for n in before.tensors if not torch.equal(before.tensors.tensor(n), after.tensors.tensor(n))}
-        sent = {name for reply in events.replies[before.round, CHANGE].values() for name in reply.contribution}
-        assert moved <= sent == set(built.assembly.method.plan(before).trainable) < set(before.tensors)
-        assert any(".core_1" in name for name in moved) == (before.round == 0)

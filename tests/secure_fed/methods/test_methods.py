@@ -1,4 +1,7 @@
-"""Behaviour particular to one method on LoRA: FFA-LoRA, RoLoRA, FedLoRA, FRA-LoRA, FRA then FFA, and FeDeRA."""
+"""The methods on LoRA: their contract for the products B A, and what is particular to one of them.
+
+FFA-LoRA, RoLoRA, FedLoRA, FRA-LoRA, FRA then FFA, and FeDeRA.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import torch
 from secure_fed.config import MethodConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.adapters.lora import LoraAdapter, pairs
-from secure_fed.methods import build, card
+from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.ffa_lora import FfaLora
 from secure_fed.methods.fra_lora import FraLora
 from secure_fed.methods.method import CHANGE, Method, State
@@ -20,14 +23,9 @@ from secure_fed.tensors.tensors import LowRank
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.methods.refactorised import best, products
-from tests.secure_fed.methods.rounds import means_of, trained
+from tests.secure_fed.methods.rounds import RANK, means_of, method_of, nothing, one_round, start, trained
 
 ADAPTER = LoraAdapter(rank=3, alpha=6.0)
-
-
-def started(method: Method, seed: int = 0) -> State:
-    model = small_models.make("bert")
-    return State(method.prepare(model, small_models.head_of(model), seed))
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -41,14 +39,14 @@ def test_double_rank_keeps_the_scale(rslora: bool) -> None:
 
 
 def test_orthonormal_a_has_orthonormal_rows() -> None:
-    state = started(FfaLora(ADAPTER))
+    state = start(FfaLora(ADAPTER))
     for pair in pairs(state.tensors):
         a = state.tensors.tensor(pair.a)
         assert torch.allclose(a @ a.T, torch.eye(3), atol=1e-6)
 
 
 def test_gaussian_a_has_rows_of_unit_length_on_average() -> None:
-    draws = [started(FfaLora(ADAPTER, freeze_init="gaussian"), seed).tensors for seed in range(10)]
+    draws = [start(FfaLora(ADAPTER, freeze_init="gaussian"), seed).tensors for seed in range(10)]
     a = torch.stack([draw.tensor(pair.a) for draw in draws for pair in pairs(draw)])
     assert a.square().sum(-1).mean() == pytest.approx(1.0, abs=0.1)
     assert abs(float((a**4).mean() / a.square().mean() ** 2) - 3) < 0.5  # a normal distribution's kurtosis
@@ -56,7 +54,7 @@ def test_gaussian_a_has_rows_of_unit_length_on_average() -> None:
 
 def test_frozen_a_neither_travels_nor_moves_by_a_bit() -> None:
     method = FfaLora(ADAPTER)
-    state = started(method)
+    state = start(method)
     names = {pair.a for pair in pairs(state.tensors)}
     for round_ in range(3):
         plan = method.plan(state)
@@ -88,7 +86,7 @@ def test_rolora_trains_b_in_even_rounds_and_a_in_odd_ones() -> None:
 def test_fedlora_averages_factors_and_misses_the_mean_product() -> None:
     """The gap is the covariance of the factors over clients: for two clients, (B_1 - B_2)(A_1 - A_2) / 4."""
     method = build(MethodConfig(name="fedlora", rank=3))
-    state = started(method)
+    state = start(method)
     afters = [trained(method, state, seed) for seed in (1, 2)]
     mean = method.apply(state, means_of(method, state, afters)).tensors
     for pair in pairs(state.tensors):
@@ -100,7 +98,7 @@ def test_fedlora_averages_factors_and_misses_the_mean_product() -> None:
 
 def test_fra_contributes_factors_of_twice_the_rank_with_the_scale_inside_and_splits_in_balance() -> None:
     method = FraLora(ADAPTER)
-    state = started(method)
+    state = start(method)
     after = trained(method, state, 1)
     contribution = method.contribute(CHANGE, state.tensors, after, {})
     found = method.apply(state, {CHANGE: contribution}).tensors
@@ -135,7 +133,7 @@ def test_fra_then_ffa_switches_where_its_run_began_to(tmp_path: Path) -> None:
 
 def test_fra_then_ffa_switches_once_and_freezes_a() -> None:
     method = build(MethodConfig(name="fra_then_ffa", rank=3, alpha=6.0, switch_round=2))
-    state = started(method)
+    state = start(method)
     names = {pair.a for pair in pairs(state.tensors)}
     frozen: dict[str, torch.Tensor] = {}
     for round_ in range(5):
@@ -158,7 +156,6 @@ def test_fra_then_ffa_switches_once_and_freezes_a() -> None:
 
 @pytest.mark.parametrize("rule", ["fedlora", "ffa_lora", "rolora", "fra_lora"])
 def test_federa_is_its_rule_with_another_start_and_a_card_of_its_own(rule: str) -> None:
-    """Each product of two rounds is the best rank-3 approximation of the mean product where the rule's card says so."""
     method: Any = build(toys.config({"method.name": "federa", "method.rule": rule, "method.rank": 3}))
     usual = build(toys.config({"method.name": rule, "method.rank": 3}))
     assert method.adapter == LoraAdapter(rank=3, alpha=3.0, start="singular")
@@ -166,16 +163,121 @@ def test_federa_is_its_rule_with_another_start_and_a_card_of_its_own(rule: str) 
     assert (method.card.name, method.card.paper) == ("federa", card("federa").paper)
     for said in ("travels", "mean_exact", "units", "memoryless"):
         assert getattr(method.card, said) == getattr(usual.card, said)
-    state, other, exact = started(method), started(usual), []
+    state, other = start(method), start(usual)
     for round_ in (0, 1):
-        plan = method.plan(state)
-        assert plan == usual.plan(State(other.tensors, round_))
-        assert method.layout(state, *plan.passes) == usual.layout(State(other.tensors, round_), *plan.passes)
-        afters = [trained(method, state, 10 * round_ + client, 0.2) for client in range(3)]
-        following = method.apply(state, means_of(method, state, afters))
+        one, two = State(state.tensors, round_), State(other.tensors, round_)
+        plan = method.plan(one)
+        assert plan == usual.plan(two)
+        assert method.layout(one, *plan.passes) == usual.layout(two, *plan.passes)
+
+
+# The contract for the products B A.
+
+
+ONE_PASS = ("fedlora", "ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "federa", "fedsvd")
+ON_LORA = (*ONE_PASS, "fedask", "fedpower")
+
+
+def test_none_is_missing() -> None:
+    """`test_no_change_changes_no_product` has the passes."""
+    assert {name for name in METHODS if isinstance(getattr(method_of(name), "adapter", None), LoraAdapter)} == set(
+        ON_LORA
+    )
+
+
+@pytest.fixture
+def method(request: pytest.FixtureRequest) -> Method:
+    return method_of(request.param)
+
+
+def close(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return bool((left - right).norm() <= tolerance * right.norm() + 1e-9)
+
+
+on_lora = pytest.mark.parametrize("method", ON_LORA, indirect=True)
+one_pass = pytest.mark.parametrize("method", ONE_PASS, indirect=True)
+
+
+@on_lora
+def test_no_change_changes_no_product(method: Method) -> None:
+    state = start(method)
+    assert (method.plan(state).passes == (CHANGE,)) == (method.card.name in ONE_PASS)
+    for _ in range(4):
+        after = method.apply(state, nothing(method, state))
+        for module, product in products(after.tensors).items():
+            assert close(product, products(state.tensors)[module])
+        state = one_round(method, state)
+
+
+@one_pass
+def test_mean_is_exact_where_the_card_says_so(method: Method) -> None:
+    """Over three rounds (past the switch of fra_then_ffa), against products formed and averaged in float64."""
+    state = start(method)
+    exact = []
+    for _ in range(3):
+        afters = [trained(method, state, seed) for seed in range(4)]
+        found = products(method.apply(state, means_of(method, state, afters)).tensors)
         clients = [products(state.tensors | after) for after in afters]
-        for module, found in products(following.tensors).items():
-            want = best(torch.stack([client[module] for client in clients]).mean(0), 3)
-            exact.append(torch.allclose(found, want, atol=1e-5))
-        state = following
+        for module, product in found.items():
+            want = torch.stack([client[module] for client in clients]).mean(0)
+            exact.append(close(product, best(want, RANK)))
+        state = one_round(method, state)
     assert all(exact) == method.card.mean_exact
+
+
+@on_lora
+def test_apply_takes_dense_means_too(method: Method) -> None:
+    """A server optimiser with memory, and noise, turn factored means into dense ones."""
+    state = start(method)
+    means = means_of(method, state, [trained(method, state, seed) for seed in range(2)])
+    formed = {name: mean.dense() for name, mean in means.items()}
+    one, other = (products(method.apply(state, given).tensors) for given in (means, formed))
+    for module in one:
+        assert close(one[module], other[module])
+
+
+@on_lora
+def test_every_adapted_direction_can_still_learn(method: Method) -> None:
+    """If a row of A and its column of B were both zero after a round, neither would ever have a gradient."""
+    state = start(method)
+    state = method.apply(state, nothing(method, state))
+    for name in state.tensors:
+        if ".lora_A." in name:
+            a = state.tensors.tensor(name)
+            b = state.tensors.tensor(name.replace(".lora_A.", ".lora_B."))
+            assert (a.norm(dim=1) + b.norm(dim=0) > 0.1).all()
+
+
+@pytest.mark.parametrize("name", ["fra_lora", "fra_then_ffa"])
+def test_products_are_not_transposed(name: str) -> None:
+    """With square matrices, shapes do not reveal a transposed product, so the values are compared."""
+    method = method_of(name, target_modules=("query", "dense"))
+    state = one_round(method, start(method))
+    found = products(one_round(method, state).tensors)
+    assert {tuple(product.shape) for product in found.values()} == {(16, 16), (24, 16), (16, 24)}
+    clients = [products(state.tensors | trained(method, state, 100 + client)) for client in range(4)]
+    for module, product in found.items():
+        want = best(torch.stack([client[module] for client in clients]).mean(0), RANK)
+        assert close(product, want)
+        if product.shape[0] == product.shape[1]:
+            assert not close(product.T, want, 0.1)
+
+
+@pytest.mark.parametrize("method", [*ON_LORA, "svd_adaptation", "fedara"], indirect=True)
+def test_as_lora_is_the_change_of_the_original_weights(method: Any) -> None:
+    """After two rounds and a training, s B A added to the original weights computes what the model does with the state."""
+    model, plain = small_models.make("bert"), small_models.make("bert")
+    head = small_models.head_of(model)
+    initial = method.prepare(model, head, 7)
+    state = one_round(method, one_round(method, State(initial)))
+    tensors = state.tensors | trained(method, state, 9, 0.5)
+    for name, tensor in tensors.parts().items():
+        model.get_parameter(name).data = tensor
+    form = method.as_lora(initial, tensors)
+    for name in head:
+        plain.get_parameter(name).data = tensors.tensor(name)
+    before = small_models.logits(plain)
+    for module, (a, b) in form.factors.items():
+        plain.get_submodule(module).get_parameter("weight").data += form.adapter.scaling * b @ a
+    assert torch.allclose(small_models.logits(plain), small_models.logits(model), atol=1e-5)
+    assert not torch.allclose(small_models.logits(plain), before, atol=1e-4)

@@ -11,7 +11,6 @@ from secure_fed.config import MethodConfig, PrivacyConfig, RunConfig
 from secure_fed.learning.models.adapters.lora import Pair, pairs
 from secure_fed.methods import build
 from secure_fed.methods.fra_lora import FraLora
-from secure_fed.methods.fra_then_ffa import FraThenFfa
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import LowRank, Tensors
 from tests.cells import every
@@ -179,18 +178,3 @@ def test_without_noise_the_rule_has_no_part_and_a_noised_mean_is_formed_first(ru
         assert toys.same(method.apply(state, {CHANGE: one}, 0.0).tensors, plain.apply(state, {CHANGE: one}).tensors)
     factors, dense = (method.apply(state, {CHANGE: one}, 0.01).tensors for one in (mean, mean.dense()))
     assert (factors - dense).norm() < 1e-5 * dense.norm()
-
-
-@pytest.mark.parametrize("name", ["fedlora", "ffa_lora"])
-def test_the_noise_level_is_nothing_to_a_method_that_averages_parameters(name: str) -> None:
-    method = build(MethodConfig(name=name, rank=RANK))
-    state = started(method)
-    mean = noised_mean(method, state)
-    assert toys.same(*(method.apply(state, {CHANGE: mean}, std).tensors for std in (0.0, STD)))
-
-
-def test_the_setting_reaches_both_methods() -> None:
-    assert isinstance(ours := fra("truncate"), FraLora)
-    assert ours.denoise == "truncate"
-    assert isinstance(both := fra("none", "fra_then_ffa", switch_round=4), FraThenFfa)
-    assert (both.denoise, both.switch_round) == ("none", 4)

@@ -128,7 +128,7 @@ def test_a_large_gradient_hides_no_coupling(factor: float, weight: float, start:
     assert accepted(model, penalised(0.0), data, 100, 1.0)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
     coupling=st.sampled_from(COUPLINGS),
