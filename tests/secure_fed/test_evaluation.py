@@ -66,12 +66,6 @@ def test_metrics_are_those_of_scikit_learn(classes: int, labelled: int, size: in
     assert found["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(classes)), rel=1e-5)
 
 
-def test_a_class_that_neither_occurs_nor_is_guessed_counts_for_nothing() -> None:
-    scores = torch.tensor([[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 9.0, 0, 0]])
-    found = classification.metrics(Told(), batches(scores, torch.tensor([0, 1, 0]), 2))
-    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3) / 2)
-
-
 @every("wrap", [True, False])
 def test_the_loss_is_one_number_an_example(wrap: bool) -> None:
     scores, labels = drawn(0, 4, 4)
@@ -122,11 +116,6 @@ def test_evaluation_needs_no_gradients_and_no_dropout() -> None:
 def test_worst_decile_is_the_mean_of_the_worst_tenth(clients: int, worst: float) -> None:
     found = across_clients([{"accuracy": float(rank)} for rank in reversed(range(clients))], "accuracy")
     assert found == {"mean": (clients - 1) / 2, "worst_decile": worst}
-
-
-def test_metrics_that_lack_the_compared_one_are_refused() -> None:
-    with refused(ConfigError, "evaluation.per_client"):
-        across_clients([{"accuracy": 1.0}, {"error": 0.5}], "accuracy")
 
 
 GSM8K = "#### (.*)"

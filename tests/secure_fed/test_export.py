@@ -193,13 +193,6 @@ def nested() -> nn.Module:
     return model
 
 
-@every("name, architecture", sorted(NOWHERE))
-def test_where_a_method_has_no_place_it_says_so(name: str, architecture: str) -> None:
-    model = small_models.make(architecture)
-    with pytest.raises(MethodError):
-        build(config_of(name)).prepare(model, small_models.head_of(model), 0)
-
-
 @pytest.mark.parametrize(
     ("name", "architecture"),
     chosen(

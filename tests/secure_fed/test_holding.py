@@ -38,8 +38,7 @@ from tests.cells import chosen, every
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.in_turn import BANDED, IN_TURN
-from tests.secure_fed.test_published import ONE, config, write
-from tests.secure_fed.test_result_schema import check
+from tests.secure_fed.test_published import ONE, check, config, write
 
 SIZES = (60, 80, 100)
 CLIENT = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-4, "federation.cohort": 10}

@@ -27,7 +27,7 @@ from secure_fed.commands import cli
 from secure_fed.errors import RunDirectoryError
 from secure_fed.federation import Federation
 from secure_fed.report.page import write_report
-from secure_fed.runs import durable, recording
+from secure_fed.runs import durable, noise_key, recording
 from secure_fed.runs.store import read_checkpoint, read_personal, read_records
 from tests.cells import chosen
 from tests.contracts.runs import KilledAfter, KilledError
@@ -54,7 +54,9 @@ def _round(number: int) -> list[str]:
 POINTS = (
     *_files("config.json", "facts.json", "run.json"),
     *(point for number in range(1, ROUNDS + 1) for point in _round(number)),
-    *_files("facts.json", "result.json", "report.html"),
+    *_files("facts.json", "result.json"),
+    "noise.key:erased",  # which only correlated noise has
+    *_files("report.html"),
 )
 # A new interpreter for each of the hundred processes below would take minutes, so this one is forked. A fork lacks torch's
 # own threads, which exist only where torch computes on an accelerator: there, a process that has only imported torch is forked.
@@ -123,7 +125,7 @@ def die_at(deadly: int, run: Callable[..., Any], *given: Any, **named: Any) -> N
             os._exit(1)
         left -= 1
 
-    durable.crash_point = ledger_file.crash_point = crash_point
+    durable.crash_point = ledger_file.crash_point = noise_key.crash_point = crash_point
     run(*given, **named)
 
 
@@ -138,7 +140,7 @@ def instants(run: Callable[..., Any], *given: Any, **named: Any) -> list[str]:
     """The names of the instants that a run passes, in order."""
     passed: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
-        for module in (durable, ledger_file):
+        for module in (durable, ledger_file, noise_key):
             patched.setattr(module, "crash_point", passed.append)
         run(*given, **named)
     return passed
@@ -178,7 +180,7 @@ def test_every_write_of_a_run_has_its_instants(tmp_path: Path) -> None:
     assert instants(run, "everything_at_once", tmp_path / "run", page=True) == list(POINTS)
     written = {name.partition(":")[0] for name in POINTS}
     kept = {file.name for file in (tmp_path / "run").rglob("*") if file.is_file()} - {".lock"}
-    assert kept == written - {f"personal-{number}.safetensors" for number in range(1, ROUNDS)}
+    assert kept == written - {"noise.key", *(f"personal-{number}.safetensors" for number in range(1, ROUNDS))}
 
 
 def test_the_scenario_exercises_what_it_says(uninterrupted: dict[str, Path]) -> None:

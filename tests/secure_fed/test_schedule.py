@@ -109,11 +109,11 @@ def test_clients_that_account_for_themselves_have_as_many_turns_as_the_order_giv
 
 def test_a_lazy_federation_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from secure_fed.learning import problem
-    from tests.secure_fed.test_registered import CLIENTS, OnDemand, settings
+    from tests.secure_fed.test_federation import CLIENTS, OnDemand, of_many
 
     monkeypatch.setattr(problem, "MANY", CLIENTS)
     train = OnDemand()
-    built = toys.federation(settings("client", **{"federation.sampling": "schedule"}), train=train)
+    built = toys.federation(of_many("client", **{"federation.sampling": "schedule"}), train=train)
     built.run()
     taken = [client for turn in range(3) for client in order_of(built).of_round(turn)]
     assert set(train.asked) == set(taken)
