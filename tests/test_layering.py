@@ -195,9 +195,18 @@ def imports(module: str, source: str, *, is_package: bool = False) -> tuple[tupl
     return tuple(_imports(module, source, is_package=is_package))
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements below the node; expressions, which are most of a tree, are not entered."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements(child)
+
+
 def _imports(module: str, source: str, *, is_package: bool) -> Iterator[tuple[int, str]]:
     home = module.split(".") if is_package else module.split(".")[:-1]
-    for node in ast.walk(ast.parse(source)):
+    calls = "import_module" in source or "__import__" in source
+    for node in (ast.walk if calls else statements)(ast.parse(source)):
         match node:
             case ast.Import(names=names):
                 yield from ((node.lineno, alias.name) for alias in names)

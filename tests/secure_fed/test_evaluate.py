@@ -160,7 +160,7 @@ def written(model: Any, ids: list[int], count: int, stops: Sequence[int]) -> lis
     return found
 
 
-@pytest.mark.parametrize("method", chosen(["fedlora", "federa", *VIRTUAL], ["federa", "prefix_tuning"]))
+@pytest.mark.parametrize("method", chosen(["fedlora", "federa", *VIRTUAL], ["prefix_tuning"]))
 def test_choices_are_those_of_a_loop_over_single_texts(
     method: str, run: Run, causal: Path, own_tasks: Path, evaluated: Evaluated
 ) -> None:

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError
-from secure_fed.learning.evaluation import agreement, evaluate, exact_match, picked, rouge_l
+from secure_fed.learning.evaluation import agreement, evaluate, exact_match, rouge_l
 from secure_fed.learning.tasks import classification
 from secure_fed.runs.evaluation import across_clients, best, stalled
 from secure_fed.runs.store import read_best, read_records
@@ -93,16 +93,6 @@ def test_logits_are_read_from_a_dict_and_other_outputs_are_refused_in_one_senten
             classification.logits(lambda scores, output=output: output, batch)  # type: ignore[arg-type, misc]
 
 
-def test_metrics_are_those_of_all_examples_at_once_whatever_the_batches() -> None:
-    model, examples = toys.model(dropout=0.5), toys.examples(1, 13)
-    scores = model.eval()(torch.stack([example["x"] for example in examples])).detach()
-    labels = torch.tensor([example["labels"] for example in examples])
-    for size in (1, 4, 100):
-        found = evaluate(model.train(), examples, default_collate, classification.metrics, size, CPU)
-        assert found["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).double().mean()))
-        assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, labels)), rel=1e-5)
-
-
 def test_evaluation_needs_no_gradients_and_no_dropout() -> None:
     def metrics(model: Any, batches: Any) -> dict[str, float]:
         assert not model.training
@@ -140,13 +130,6 @@ GSM8K = "#### (.*)"
 def test_exact_match(answer: str, reference: str, pattern: str, expected: int) -> None:
     assert exact_match(answer, reference, pattern) == expected
     assert agreement("exact_match", pattern)(answer, reference) == expected
-
-
-def test_a_pattern_picks_its_first_group_or_its_match() -> None:
-    assert picked("a 12 b 34", r"b (\d+)") == "34"
-    assert picked("a 12 b 34", r"\d+") == "12"
-    assert picked("a", r"\d+") is None
-    assert picked("a", "") == "a"
 
 
 @every(
@@ -255,13 +238,6 @@ def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> No
     assert again.state.round == 4
     assert again.best is not None
     assert toys.same(again.best.tensors, result.best.tensors)
-
-
-def test_rounds_without_an_evaluation_are_waited_for() -> None:
-    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True, "evaluation.every": 2}
-    result = toys.federation(settings, metrics=measuring((0.3, 0.6, 0.5, 0.4))).run()
-    assert (result.state.round, result.summary["best_round"]) == (7, 4)
-    assert not result.summary["ended_early"], "the last round was the last planned one"
 
 
 def test_a_spent_budget_ends_with_an_evaluation_that_is_kept_and_recorded(tmp_path: Path) -> None:

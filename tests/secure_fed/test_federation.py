@@ -455,7 +455,7 @@ def test_only_drawn_clients_are_asked_for_and_none_is_kept(unit: str) -> None:
 
 
 def test_personal_tensors_stay_with_their_client_through_a_kill(tmp_path: Path) -> None:
-    chosen = of_many("none", **{"method.personal": ["classifier"], "federation.rounds": 4})
+    chosen = of_many("none", **{"method.personal": ["classifier"], "federation.rounds": 3})
     whole, resumed = (toys.federation(chosen, train=OnDemand()) for _ in range(2))
     kept_of_all = whole.run().state
     with pytest.raises(KilledError):

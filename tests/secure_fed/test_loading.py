@@ -88,7 +88,7 @@ def test_the_head_is_what_pre_training_has_not_made(family: str, tmp_path: Path,
     ("family", "dtype"),
     chosen(
         itertools.product(FAMILIES, ["float32", "bfloat16"]),
-        [("bert", "float32"), *((family, "bfloat16") for family in FAMILIES)],
+        [("bert", "float32"), ("bert", "bfloat16"), ("llama", "bfloat16"), ("gpt2", "bfloat16")],
     ),
 )
 def test_every_family_trains_a_round_and_its_state_is_float32(

@@ -229,7 +229,7 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return private_toys.federation(settings).run(tmp_path_factory.mktemp("private") / "run")
 
 
-def test_a_result_is_a_small_table(result: Result) -> None:
+def test_a_result_in_a_notebook_is_a_small_table_with_escaped_names(result: Result) -> None:
     assert isinstance(result, secure_fed.Result)
     html = result._repr_html_()
     said = words(html)
@@ -238,15 +238,12 @@ def test_a_result_is_a_small_table(result: Result) -> None:
     assert "No differential privacy" in said
     assert len(html) < 10_000
     assert not re.findall(r"<script|<link|<img|<iframe|https?:|\bon\w+=", html)
-
-
-def test_names_are_escaped(result: Result) -> None:
     hostile = replace(result, summary={**result.summary, "data": "<script>alert('x')</script>"})
     assert "<script" not in hostile._repr_html_()
     assert "&lt;script&gt;" in hostile._repr_html_()
 
 
-def test_the_membership_figure_is_explained(result: Result) -> None:
+def test_the_membership_figure_is_explained_in_it(result: Result) -> None:
     found = {"of": "data", "unit": "example", "auc": 0.47, "auc_interval": [0.38, 0.56], "members": 60}
     found |= {"non_members": 58}
     said = words(replace(result, summary={**result.summary, "membership": found})._repr_html_())
@@ -254,15 +251,13 @@ def test_the_membership_figure_is_explained(result: Result) -> None:
     assert "60 and 58 are too few to show whether there is a leak. A value below 50 is chance; it does not" in said
 
 
-def test_a_private_result_shows_its_public_part(private: Result) -> None:
+def test_a_private_result_in_a_notebook_shows_its_public_part(private: Result) -> None:
+    """Accuracy on rows held out of private ones is withheld."""
     said = words(private._repr_html_())
     assert "epsilon" in said
     assert private.withheld["seconds"] > 0
     assert not re.search(r"\btime\b", said)
     assert repr(private) == "<Result of fedlora: Toy on given in Python, 3 rounds>"
-
-
-def test_accuracy_on_rows_held_out_of_private_ones_is_withheld(private: Result) -> None:
     own = replace(private, summary={**private.summary, "test": {"from": HELD_OUT["example"], "rows": 9}})
     said = words(own._repr_html_())
     assert "accuracy is withheld here" in said

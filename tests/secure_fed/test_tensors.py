@@ -156,14 +156,6 @@ def test_offsets_of_every_length(count: int) -> None:
     assert wire_size(tuple(parts)) == written(parts)
 
 
-@every("dtype", _TYPES)
-def test_each_type_goes_to_its_place_beside_each_other(dtype: torch.dtype) -> None:
-    """The other tensor's offsets have one digit or two, depending on whether nine numbers lie before it."""
-    for other in _TYPES:
-        parts: list[Part] = [("a", (9,), dtype), ("b", (1,), other), ("c", (0,), other)]
-        assert wire_size(tuple(parts)) == written(parts)
-
-
 def test_no_number_is_needed() -> None:
     """40 TB of float32 on the meta device, and a product that counts as its factors."""
     large = Tensors({"w": torch.empty(10**7, 10**6, device="meta")})
