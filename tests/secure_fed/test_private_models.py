@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from privacy.errors import BudgetExhausted
 from privacy.ledger import Ledger
-from secure_fed.activity import shown_by
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import MethodError, ModelError, RunDirectoryError
 from secure_fed.federation import Federation
@@ -417,20 +415,6 @@ def test_a_run_that_a_trial_refuses_has_spent_nothing_and_left_nothing(tmp_path:
     assert "one example of one client" in guarantee
     assert "noise multiplier 1," in noise
     assert "'wards'" in cost
-
-
-def test_a_run_says_what_it_does_from_its_promise_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long its trials take, nobody waits in front of a silent terminal."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no sizes of passes are known
-    told: list[str] = []
-    built = federation({**EXAMPLES, "federation.rounds": 1})
-    built.callbacks.append(SimpleNamespace(on_promise=lambda sentences: told.append("promised")))
-    with shown_by(lambda what, began: told.append(what or "")):
-        built.run()
-    said = list(dict.fromkeys(what.partition(":")[0] for what in told))
-    trials = ("checking that each example's loss is its own", "checking how many examples can share a pass")
-    order = [said.index(what) for what in ("promised", *trials, "evaluating in batches")]
-    assert order == sorted(order)
 
 
 def test_a_client_s_run_that_a_trial_refuses_has_spent_nothing(tmp_path: Path) -> None:

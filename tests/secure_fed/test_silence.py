@@ -1,6 +1,6 @@
 """No command is silent for long on a terminal, however slow its model: the one place where tests measure time, at night.
 
-On every change, `test_private_models.py` shows that a run says what it does, and `test_activity.py` that a terminal shows it.
+On every change, `test_trial_results.py` shows that a run says what it does, and `test_activity.py` that a terminal shows it.
 """
 
 from __future__ import annotations
