@@ -1,4 +1,4 @@
-"""Every example runs and prints what it promises: two in this process on every change, all at night, as a user runs them."""
+"""Every example runs and prints what it promises: some in this process on every change, all at night, as a user runs them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from secure_fed.deployment.home import CoordinatorHome, Home
 from secure_fed.deployment.policy import require
 from secure_fed.methods import build
 from tests import accounts
+from tests.cells import chosen
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -43,34 +44,17 @@ def test_the_recipes_of_choosing_are_configurations() -> None:
 
 
 def test_every_example_is_run_here() -> None:
-    tested = {
-        "hospitals.toml",
-        "first_run.ipynb",
-        "own_model.py",
-        "own_loop.py",
-        "hugging_face_trainer.py",
-        "tiny_decoder.py",
-        "trl_sft.py",
-        "trl_dpo.py",
-        "own_files.py",
-        "compare_methods.py",
-        "private_notes.toml",
-        "one_budget.py",
-        "audit_a_run.py",
-        "tickets.py",
-        "replay.py",
-        "planted_secrets.py",
-        "audit_any_model.py",
-        "lying_server.py",
-        "load_tickets.py",
-    }
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == tested
-    chat = {"clinics.py", "smollm2.py", "ask.py", "chat.toml"}
-    assert {path.name for path in (EXAMPLES / "chat").iterdir() if path.is_file()} == chat
-    deployment = {"notes.py", "run.toml", "loopback.sh"}  # what they set up runs in tests/secure_fed/flower
-    units = ("agent", "supernode", "superlink", "coordinator")
-    told = {*(f"secure-fed-{unit}.service" for unit in units), "compose.yaml"}
-    assert {path.name for path in (EXAMPLES / "deployment").iterdir()} == deployment | told
+    """This file names each; what those in examples/deployment set up runs in tests/secure_fed/flower."""
+    beside = {"tiny_decoder.py", "ask.py"}  # which other examples run
+    beside |= {
+        "compose.yaml",
+        "secure-fed-coordinator.service",
+        "secure-fed-supernode.service",
+    }  # which a person copies
+    own = Path(__file__).read_text(encoding="utf-8")
+    files = [path for path in EXAMPLES.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert [path.name for path in files if path.name not in own and f'"{path.stem}"' not in own] == []
+    assert beside <= {path.name for path in files}
 
 
 @pytest.mark.parametrize("name", ["secure-fed-agent.service", "secure-fed-superlink.service"])
@@ -122,36 +106,13 @@ def test_private_notes(tmp_path: Path) -> None:
     assert result["privacy"]["private"]
 
 
-def test_two_runs_of_few_clients_use_up_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = runpy.run_path(str(EXAMPLES / "one_budget.py"))
-    few = {"data.examples=2000": "data.examples=100", "federation.clients=400": "federation.clients=50"}
-    few |= {"data.test_examples=200": "data.test_examples=20", "federation.cohort=40": "federation.cohort=5"}
-    assert set(few) <= set(example["SETTINGS"])
-    example["SETTINGS"][:] = [few.get(setting, setting) for setting in example["SETTINGS"]] + ["training.together=1"]
-    with accounts.coarse():
-        example["main"](tmp_path)
-    out = capsys.readouterr().out
-    assert out.count("spent so far") == 2
-    assert "third run refused" in out
-
-
-def test_an_own_loop_over_few_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    main_ = runpy.run_path(str(EXAMPLES / "own_loop.py"))["main"]
+def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    main_ = runpy.run_path(str(EXAMPLES / "hugging_face_trainer.py"))["main"]
     main_.__globals__.update(EXAMPLES=100, EPOCHS=2)
     with accounts.coarse():
         main_()
     out = capsys.readouterr().out
-    assert out.startswith("2 steps, epsilon 7.9")
-    assert "Unit: one example." in out
-
-
-def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
-    main_ = runpy.run_path(str(EXAMPLES / "hugging_face_trainer.py"))["main"]
-    main_.__globals__.update(EXAMPLES=200, EPOCHS=2)
-    with accounts.coarse():
-        main_()
-    out = capsys.readouterr().out
-    assert "\n4 of 4 steps, epsilon 7.9" in out
+    assert "\n2 of 2 steps, epsilon 7.9" in out
     assert "Unit: one example." in out
     assert "train_runtime" in out
     assert not re.search("'(train_)?loss'|grad_norm", out)
@@ -163,7 +124,7 @@ _TRL = {
 }
 
 
-@pytest.mark.parametrize("name", _TRL)
+@pytest.mark.parametrize("name", chosen(_TRL, ["trl_sft"]))
 def test_a_trainer_of_trl_is_the_local_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,82 +148,30 @@ def test_examples_of_trl(name: str) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
-@pytest.mark.nightly
-def test_hugging_face_trainer() -> None:
-    line = re.search(
-        r"^60 of 60 steps, epsilon (7\.9\d+), accuracy ([\d.]+)%$", run(EXAMPLES / "hugging_face_trainer.py"), re.M
-    )
-    assert line is not None
-    assert float(line[1]) <= 8
-    assert float(line[2]) > 40
+# What the output of each has. Some take a folder for what they write.
+SAYS = {
+    "own_loop.py": [r"\A60 steps, epsilon 7\.9[2-9]\d*, accuracy ([4-9]\d|100)\b"],
+    "hugging_face_trainer.py": [r"^60 of 60 steps, epsilon 7\.9\d+, accuracy ([4-9]\d|100)\b"],
+    "own_model.py": [r"^round 20: accuracy (0\.[89]|1)", r"^\d+ of \d+ parameters trained$"],
+    "own_files.py": ["^12 clinics", "^PEFT says:"],
+    "one_budget.py": [r"(?s)spent so far.*spent so far.*third run refused"],
+    "planted_secrets.py": ["secrets that were in the training have a mean exposure of", "The training gave them away"],
+    "audit_any_model.py": ["LEAK", "report:"],
+    "audit_a_run.py": [
+        *(r"\Aaccuracy", "lira by outsider", "update_score by server", "regression by server"),
+        "A leak was found, and no guarantee covers it. A server that sees every single update",
+    ],
+    "lying_server.py": [r"\Aof 8 notes, [678] ", r"^labels: \[", r"^plain +traps +10 of", r"^with noise +traps +0 of"],
+}
+WRITES = {"own_files.py": "adapter/adapter_model.safetensors", "audit_a_run.py": "audit.html", "one_budget.py": ""}
 
 
 @pytest.mark.nightly
-def test_own_loop() -> None:
-    first = run(EXAMPLES / "own_loop.py").splitlines()[0].split()
-    assert first[:2] == ["60", "steps,"]
-    assert 7.92 < float(first[3].rstrip(",")) <= 8
-    assert float(first[5].rstrip("%")) > 40
-
-
-@pytest.mark.nightly
-def test_planted_secrets() -> None:
-    lines = run(EXAMPLES / "planted_secrets.py").splitlines()[-3:]
-    assert "secrets that were in the training have a mean exposure of" in lines[0]
-    assert "The training gave them away" in lines[0]
-    assert lines[2].startswith("The ")
-
-
-@pytest.mark.nightly
-def test_audit_any_model() -> None:
-    said = run(EXAMPLES / "audit_any_model.py")
-    assert "LEAK" in said
-    assert "report:" in said
-
-
-@pytest.mark.nightly
-def test_lying_server() -> None:
-    lines = run(EXAMPLES / "lying_server.py").splitlines()
-    named, labels, *cells = lines
-    assert int(named.split()[3]) >= 6
-    assert labels.startswith("labels: [")
-    plain, noised = cells[:3], cells[3:]
-    assert plain[0].split()[1:3] == ["traps", "10"]
-    assert noised[0].split()[2:4] == ["traps", "0"]
-
-
-@pytest.mark.nightly
-def test_one_budget(tmp_path: Path) -> None:
-    out = run(EXAMPLES / "one_budget.py", tmp_path)
-    assert out.count("spent so far") == 2
-    assert "third run refused" in out
-
-
-@pytest.mark.nightly
-def test_audit_a_run(tmp_path: Path) -> None:
-    out = run(EXAMPLES / "audit_a_run.py", tmp_path)
-    assert out.startswith("accuracy")
-    assert "lira by outsider" in out
-    assert "update_score by server" in out
-    assert "regression by server" in out
-    assert "A leak was found, and no guarantee covers it. A server that sees every single update" in out
-    assert (tmp_path / "audit.html").stat().st_size > 10_000
-
-
-@pytest.mark.nightly
-def test_own_model(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "own_model.py"), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert float(lines[-2].split()[-1]) > 0.8
-
-
-@pytest.mark.nightly
-def test_own_files(tmp_path: Path) -> None:
-    out = run(EXAMPLES / "own_files.py", tmp_path)
-    assert "12 clinics" in out
-    assert "PEFT says:" in out
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_says_what_it_promises(name: str, tmp_path: Path) -> None:
+    out = run(EXAMPLES / name, *([tmp_path] if name in WRITES else []))
+    assert [pattern for pattern in SAYS[name] if not re.search(pattern, out, re.MULTILINE)] == [], out
+    assert (tmp_path / WRITES.get(name, "")).exists()
 
 
 @pytest.mark.nightly
@@ -301,6 +210,20 @@ def test_the_chat_of_eight_clinics_with_a_small_model(tmp_path: Path, chatty: Pa
     assert '"continuation"' in page.read_text(encoding="utf-8").partition("secure-fed predict")[2]
     assert (folder / "merged" / "model.safetensors").exists()
     assert (folder / "adapter" / "adapter_model.safetensors").exists()
+
+
+@pytest.mark.nightly
+def test_every_row_of_the_language_model_benchmark_trains_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = EXAMPLES.parent / "benchmarks" / "language_model_gpu.py"
+    monkeypatch.syspath_prepend(str(script.parent))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES.parent))
+    lines = run(script, "--device", "cpu", "--tiny").splitlines()
+    for row in runpy.run_path(str(script))["ROWS"]:
+        (line,) = (line for line in lines if line.startswith(f"{row!s:44}"))
+        first, step, over_plain, tokens, _ = map(float, line[44:].split()[:5])
+        assert min(first, step, over_plain, tokens) > 0
+    (ratio,) = (line for line in lines if "private over plain" in line and "time of a step" in line)
+    assert float(ratio.split("  ")[-2]) > 0
 
 
 SMALL = {

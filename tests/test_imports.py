@@ -39,37 +39,33 @@ print(json.dumps(found))
 HELP = "import runpy, sys; sys.argv = ['secure-fed', {}]; runpy.run_module('secure_fed', run_name='__main__')"
 MAIN = "from secure_fed.commands.cli import main; raise SystemExit(main({}))"
 NOTHING: dict[str, object] = {"loaded": [], "status": 0}
+REFUSED: dict[str, object] = {"loaded": [], "status": 2}
 
 
-def probe(*statements: str, names: tuple[str, ...] = HEAVY) -> tuple[dict[str, dict[str, object]], str]:
+def probe(*statements: str, names: tuple[str, ...] = HEAVY) -> tuple[dict[str, dict[str, object]], str, str]:
     """Run `statements` in a fresh interpreter: for each its exit status and the `names` it loaded; and what they printed."""
     command = [sys.executable, "-c", PROBE, json.dumps(statements), json.dumps(names)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     printed, _, last = done.stdout.rstrip().rpartition("\n")
-    return dict(zip(statements, json.loads(last), strict=True)), printed
+    return dict(zip(statements, json.loads(last), strict=True)), printed, done.stderr
 
 
 def test_the_probe_sees_what_was_loaded() -> None:
-    found, _ = probe("import decimal", "import sys; sys.exit(3)", names=("decimal", "torch"))
+    found, *_ = probe("import decimal", "import sys; sys.exit(3)", names=("decimal", "torch"))
     assert list(found.values()) == [{"loaded": ["decimal"], "status": 0}, {"loaded": [], "status": 3}]
 
 
-def test_packages_and_ledgers_load_nothing_heavy_and_the_public_names_are_listed_without() -> None:
+def test_packages_ledgers_and_curves_load_nothing_heavy_and_the_public_names_are_listed_without() -> None:
     of_ledgers = ("ledger", "ledger_file", "book", "filters", "statement", "errors", "entropy", "sampling_and_turns")
     names = "import secure_fed; assert {'Federation', 'RunConfig'} <= set(dir(secure_fed))"
-    packages = [f"import {package}" for package in ("secure_fed", "privacy", "protocols", "attacks")]
-    found, _ = probe(*packages, *(f"import privacy.{module}" for module in of_ledgers), names)
+    packages = [
+        *("secure_fed", "privacy", "protocols", "attacks", "secure_fed.runs.roc"),
+        *map("privacy.{}".format, of_ledgers),
+    ]
+    found, *_ = probe(*map("import {}".format, packages), names)
     assert found == dict.fromkeys(found, NOTHING)
-    assert len(found) == 13
-
-
-def test_help_loads_nothing_heavy() -> None:
-    arguments = ("'--help'", "'train', '--help'", "'budget', '--help'")
-    found, printed = probe(*map(HELP.format, arguments))
-    assert found == dict.fromkeys(map(HELP.format, arguments), NOTHING)
-    for usage in ("usage: secure-fed [", "usage: secure-fed train", "usage: secure-fed budget"):
-        assert usage in printed
+    assert len(found) == 14
 
 
 INTERRUPTED = """
@@ -88,47 +84,38 @@ def test_an_interruption_while_the_commands_are_imported_is_one_sentence() -> No
 
 
 ROWS = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
+PRINTING = [
+    *(HELP.format(arguments) for arguments in ("'--help'", "'train', '--help'", "'budget', '--help'")),
+    *(MAIN.format(words) for words in (["methods"], ["methods", "--json"], ["config", "init", "--all"], ["--version"])),
+]
+WRONG = {  # settings of `train`, and what is said of them
+    "method.name=lora": "'lora' is not a method",
+    "data.max_length=3": "there is no setting data.max_length",
+    "data.train=nowhere.csv": "there is no file nowhere.csv",
+    "data.train=rows.jsonl data.label=topic": "has no column 'topic': it has 'text', 'label'",
+    "data.train=rows.csv data.client=site": "rows.csv has no column 'site'",
+    "data.train=rows.jsonl data.test=rows.csv data.text=note": "rows.jsonl has no column 'note'",
+    "data.client=ward": "builtin/notes has one such column, 'site'",
+    "model.name=./no_model": "there is no such folder",
+    "privacy.ledger=no.sqlite privacy.unit=client privacy.epsilon=8": "there is no ledger no.sqlite",
+}
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        (["method.name=lora"], "'lora' is not a method"),
-        (["data.max_length=3"], "there is no setting data.max_length"),
-        (["data.train=nowhere.csv"], "there is no file nowhere.csv"),
-        (["data.train=rows.jsonl", "data.label=topic"], "has no column 'topic': it has 'text', 'label'"),
-        (["data.train=rows.csv", "data.client=site"], "rows.csv has no column 'site'"),
-        (["data.train=rows.jsonl", "data.test=rows.csv", "data.text=note"], "rows.jsonl has no column 'note'"),
-        (["data.client=ward"], "builtin/notes has one such column, 'site'"),
-        (["model.name=./no_model"], "there is no such folder"),
-        (["privacy.ledger=no.sqlite", "privacy.unit=client", "privacy.epsilon=8"], "there is no ledger no.sqlite"),
-    ],
-)
-def test_wrong_settings_are_reported_before_anything_heavy_is_loaded(
-    settings: list[str], said: str, tmp_path: Path
-) -> None:
+def test_commands_print_and_refuse_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    """Help and lists; settings that are wrong, and a run directory that is taken."""
     (tmp_path / "rows.jsonl").write_text(ROWS)
     (tmp_path / "rows.csv").write_text("text,label\na,0\nb,1\n")
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    started = f"import os; os.chdir({str(tmp_path)!r}); {MAIN.format(['train', *chosen])}"
-    command = [sys.executable, "-c", PROBE, json.dumps([started]), json.dumps(HEAVY)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said in done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [{"loaded": [], "status": 2}]
+    there = f"import os; os.chdir({str(tmp_path)!r})"
+    wrong = [MAIN.format(["train", *(f"--set={setting}" for setting in settings.split())]) for settings in WRONG]
+    taken = MAIN.format(["train", "--out", "."])
+    found, printed, errors = probe(*PRINTING, there, *wrong, taken)
+    assert found == dict.fromkeys([*PRINTING, there], NOTHING) | dict.fromkeys([*wrong, taken], REFUSED)
+    for words in ("usage: secure-fed [", "usage: secure-fed train", "usage: secure-fed budget", "fra_then_ffa"):
+        assert words in printed
+    lines = [line for line in errors.splitlines() if line.startswith("secure-fed: ")]
+    assert len(lines) == len(WRONG) + 1
+    assert all(words in line for words, line in zip(WRONG.values(), lines, strict=False))
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_run_directory_that_is_taken_is_reported_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "note.txt").write_text("mine")
-    found, _ = probe(MAIN.format(["train", "--out", str(tmp_path)]))
-    assert list(found.values()) == [{"loaded": [], "status": 2}]
-
-
-def test_commands_that_only_print_load_nothing_heavy() -> None:
-    printing = [["methods"], ["methods", "--json"], ["config", "init", "--all"], ["--version"]]
-    found, printed = probe(*map(MAIN.format, printing))
-    assert found == dict.fromkeys(map(MAIN.format, printing), NOTHING)
-    assert "fra_then_ffa" in printed
 
 
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
@@ -168,7 +155,7 @@ def test_no_file_of_a_federation_imports_accounting_at_its_top() -> None:
 
 @pytest.mark.nightly
 def test_a_federation_without_privacy_loads_no_accounting() -> None:
-    found, _ = probe("import secure_fed.federation", names=("dp_accounting", "opacus"))
+    found, *_ = probe("import secure_fed.federation", names=("dp_accounting", "opacus"))
     assert list(found.values()) == [NOTHING]
 
 
@@ -179,7 +166,10 @@ def test_modules_of_unix_are_imported_by_deployments_alone(
     of_unix, root, found = {"fcntl", "grp", "pwd", "pty", "resource", "termios"}, Path(__file__).parents[1], set()
     for package in ("secure_fed", "privacy", "protocols", "attacks"):
         for path in (root / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if not any(name in text for name in of_unix):
+                continue
+            tree = ast.parse(text)
             guarded = {one for tried in ast.walk(tree) if isinstance(tried, ast.Try) for one in ast.walk(tried)}
             imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import) and node not in guarded]
             if of_unix & {alias.name for node in imports for alias in node.names}:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.metadata
 import subprocess
 import sys
@@ -15,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.test_layering import every_source, imports
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("secure_fed", "privacy", "protocols", "attacks")
@@ -37,14 +38,12 @@ def constraint_lines() -> list[str]:
 
 def imported_names() -> set[str]:
     """Top-level names that the four packages import from beyond themselves and the standard library."""
-    names: set[str] = set()
-    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names.update(alias.name.partition(".")[0] for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                names.add(node.module.partition(".")[0])
-    return names - set(PACKAGES) - set(sys.stdlib_module_names)
+    found = (
+        name.partition(".")[0]
+        for module, (text, is_package) in every_source().items()
+        for _, name in imports(module, text, is_package=is_package)
+    )
+    return set(found) - set(PACKAGES) - set(sys.stdlib_module_names)
 
 
 def test_the_version_is_the_installed_one() -> None:

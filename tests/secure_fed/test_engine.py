@@ -20,7 +20,7 @@ from secure_fed.rounds.engine import Schedule, run_round
 from secure_fed.rounds.server import Server
 from secure_fed.rounds.transport import Recording, Reply, Request
 from secure_fed.tensors.sums import PlainSum
-from secure_fed.tensors.tensors import Layout, LayoutError, LowRank, Tensors
+from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
 from tests.cells import every
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
@@ -126,36 +126,29 @@ def test_the_state_goes_from_round_to_round_with_the_rounds_own_learning_rate() 
     assert [record["lr"] for _, record in rounds] == [lr for _, lr in rates]
     assert evaluated == [3, 5]
     assert [record["round"] for _, record in rounds] == [1, 2, 3, 4, 5]
-
-
-def test_a_run_goes_on_from_the_round_it_is_given() -> None:
-    server = toys.server(toys.OnePass(), FixedSize(1, 1))
-    start = replace(toys.state(0, 0), round=3)
-    rounds = engine.run(start, server, toys.Scripted(reply_with({0: 1.0})), Schedule(5, lambda _: LR, 1), lambda _: {})
-    assert [record["round"] for _, record in rounds] == [4, 5]
+    later = engine.run(rounds[2][0], server, toys.Scripted(answer), schedule, evaluate)
+    assert [record["round"] for _, record in later] == [4, 5], "it goes on from the round that it is given"
 
 
 # Passes and means.
 
 
-def test_a_second_pass_sees_the_mean_of_the_first() -> None:
+def test_a_second_pass_sees_the_mean_of_the_first_and_not_the_state_again() -> None:
     transport = toys.Scripted(reply_with(CHANGES))
-    after, record = one_round(toys.server(toys.TwoPasses()), transport)
+    recording = Recording(transport)
+    after, record = one_round(toys.server(toys.TwoPasses()), recording)
     assert after.tensors.tensor("w").tolist() == [14.0, 16.0]
     assert after.tensors.tensor("spread").tolist() == [9.5, 9.5]  # the variance of 1, 2, 4, 9
     assert transport.asked == [("change", [0, 1, 2, 3]), ("distance", [0, 1, 2, 3])]
     assert record["train_loss"] == 11.5
     assert after.round == 1
-
-
-def test_a_second_pass_carries_means_down_and_not_the_state_again() -> None:
-    recording = Recording(toys.Scripted(reply_with(CHANGES)))
-    _, record = one_round(toys.server(toys.TwoPasses()), recording)
     (first, _), (second, _) = recording.exchanges[0], recording.exchanges[4]
-    assert set(first.tensors) == {"w"}
-    assert not first.means
-    assert not second.tensors
-    assert set(second.means) == {"change"}
+    assert (set(first.tensors), set(first.means), set(second.tensors), set(second.means)) == (
+        {"w"},
+        set(),
+        set(),
+        {"change"},
+    )
     assert record["bytes_down"] == 4 * len(first.tensors.to_bytes()) + 4 * len(second.means["change"].to_bytes())
 
 
@@ -231,26 +224,6 @@ def test_a_rejected_client_leaves_the_round_as_if_it_had_not_been_there(bad: flo
     assert toys.same(with_it.tensors, without_it.tensors)
 
 
-@every("bad", [math.nan, math.inf, -math.inf])
-@every("place", [0, 7, 999])
-def test_one_bad_number_among_a_thousand_is_found(bad: float, place: int) -> None:
-    numbers = torch.arange(1000.0)
-    assert Tensors({"w": numbers, "none": torch.zeros(0)}).is_finite()
-    numbers[place] = bad
-    assert not Tensors({"v": torch.ones(3), "w": numbers}).is_finite()
-    assert not Tensors({"w": LowRank(torch.ones(2, 1), numbers.view(1, -1))}).is_finite()
-
-
-def test_the_training_loss_is_that_of_all_who_trained() -> None:
-    def answer(client: int, request: Request) -> Reply:
-        bad = client == 1 and request.pass_name == "distance"
-        return reply_with({**CHANGES, 1: math.nan} if bad else CHANGES)(client, request)
-
-    _, record = one_round(toys.server(toys.TwoPasses()), toys.Scripted(answer))
-    assert record["rejected"] == ["ben"]
-    assert record["train_loss"] == 11.5
-
-
 def test_a_round_with_nobody_left_fails() -> None:
     transport = toys.Scripted(reply_with(dict.fromkeys(range(4), math.nan)))
     with refused(TrainingError):
@@ -324,7 +297,7 @@ class Weighing:
             yield replace(reply, contribution=Tensors.from_bytes(data))
 
 
-@every("method, personal", [*((method, []) for method in toys.METHODS), ("fra_lora", ["classifier"])])
+@every("method, personal", [("fra_then_ffa", []), ("fra_lora", ["classifier"])])
 def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: str, personal: list[str]) -> None:
     settings = {"method.name": method, "method.personal": personal, "federation.cohort": 2, "training.together": 1}
     if method == "fra_then_ffa":
@@ -336,18 +309,6 @@ def test_bytes_are_those_of_what_travelled_and_travel_changes_nothing(method: st
     assert [record["bytes_up"] for record in result.records] == [weighing.up[round_] for round_ in range(3)]
     assert [record["bytes_down"] for record in result.records] == [weighing.down[round_] for round_ in range(3)]
     assert toys.same(result.state.tensors, toys.federation(settings).run().state.tensors)
-
-
-def test_a_recording_keeps_everything_in_order() -> None:
-    federation = toys.federation({"federation.cohort": 2})
-    recording = Recording(federation.assembly.transport)
-    federation.assembly = replace(federation.assembly, transport=recording)
-    state, record = run_round(federation.assembly.initial, federation.assembly.server, recording, TOYS_LR)
-    assert [reply.client for _, reply in recording.exchanges] == federation.assembly.server.draw(0)
-    assert all(toys.same(request.tensors, federation.assembly.initial.tensors) for request, _ in recording.exchanges)
-    mean = recording.exchanges[0][1].contribution + recording.exchanges[1][1].contribution
-    assert ((federation.assembly.initial.tensors + mean * 0.5) - state.tensors).norm() < 1e-6
-    assert record["bytes_up"] == sum(len(reply.contribution.to_bytes()) for _, reply in recording.exchanges)
 
 
 # Clients.
@@ -387,7 +348,7 @@ def test_a_pattern_that_names_no_trained_tensor_is_refused() -> None:
 # Whole runs.
 
 
-@every("method", ["fedlora", "fra_then_ffa"])
+@every("method", ["fra_then_ffa"])
 def test_equal_seeds_give_equal_bits_and_others_others(method: str) -> None:
     settings = {"method.name": method, "federation.cohort": 2, "method.personal": ["classifier"]}
     made = [toys.federation({**settings, "federation.seed": seed}) for seed in (3, 3, 4)]

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, ModelError
-from secure_fed.learning.evaluation import agreement, evaluate, exact_match, picked, rouge_l
+from secure_fed.learning.evaluation import agreement, evaluate, exact_match, rouge_l
 from secure_fed.learning.tasks import classification
 from secure_fed.runs.evaluation import across_clients, best, stalled
 from secure_fed.runs.store import read_best, read_records
@@ -66,12 +66,6 @@ def test_metrics_are_those_of_scikit_learn(classes: int, labelled: int, size: in
     assert found["loss"] == pytest.approx(log_loss(labels, probabilities, labels=range(classes)), rel=1e-5)
 
 
-def test_a_class_that_neither_occurs_nor_is_guessed_counts_for_nothing() -> None:
-    scores = torch.tensor([[9.0, 0, 0, 0], [0, 9.0, 0, 0], [0, 9.0, 0, 0]])
-    found = classification.metrics(Told(), batches(scores, torch.tensor([0, 1, 0]), 2))
-    assert found["macro_f1"] == pytest.approx((2 / 3 + 2 / 3) / 2)
-
-
 @every("wrap", [True, False])
 def test_the_loss_is_one_number_an_example(wrap: bool) -> None:
     scores, labels = drawn(0, 4, 4)
@@ -99,16 +93,6 @@ def test_logits_are_read_from_a_dict_and_other_outputs_are_refused_in_one_senten
             classification.logits(lambda scores, output=output: output, batch)  # type: ignore[arg-type, misc]
 
 
-def test_metrics_are_those_of_all_examples_at_once_whatever_the_batches() -> None:
-    model, examples = toys.model(dropout=0.5), toys.examples(1, 13)
-    scores = model.eval()(torch.stack([example["x"] for example in examples])).detach()
-    labels = torch.tensor([example["labels"] for example in examples])
-    for size in (1, 4, 100):
-        found = evaluate(model.train(), examples, default_collate, classification.metrics, size, CPU)
-        assert found["accuracy"] == pytest.approx(float((scores.argmax(1) == labels).double().mean()))
-        assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, labels)), rel=1e-5)
-
-
 def test_evaluation_needs_no_gradients_and_no_dropout() -> None:
     def metrics(model: Any, batches: Any) -> dict[str, float]:
         assert not model.training
@@ -122,11 +106,6 @@ def test_evaluation_needs_no_gradients_and_no_dropout() -> None:
 def test_worst_decile_is_the_mean_of_the_worst_tenth(clients: int, worst: float) -> None:
     found = across_clients([{"accuracy": float(rank)} for rank in reversed(range(clients))], "accuracy")
     assert found == {"mean": (clients - 1) / 2, "worst_decile": worst}
-
-
-def test_metrics_that_lack_the_compared_one_are_refused() -> None:
-    with refused(ConfigError, "evaluation.per_client"):
-        across_clients([{"accuracy": 1.0}, {"error": 0.5}], "accuracy")
 
 
 GSM8K = "#### (.*)"
@@ -151,13 +130,6 @@ GSM8K = "#### (.*)"
 def test_exact_match(answer: str, reference: str, pattern: str, expected: int) -> None:
     assert exact_match(answer, reference, pattern) == expected
     assert agreement("exact_match", pattern)(answer, reference) == expected
-
-
-def test_a_pattern_picks_its_first_group_or_its_match() -> None:
-    assert picked("a 12 b 34", r"b (\d+)") == "34"
-    assert picked("a 12 b 34", r"\d+") == "12"
-    assert picked("a", r"\d+") is None
-    assert picked("a", "") == "a"
 
 
 @every(
@@ -266,13 +238,6 @@ def test_a_run_ends_when_it_stalls_and_resumed_stays_ended(tmp_path: Path) -> No
     assert again.state.round == 4
     assert again.best is not None
     assert toys.same(again.best.tensors, result.best.tensors)
-
-
-def test_rounds_without_an_evaluation_are_waited_for() -> None:
-    settings = {"federation.rounds": 7, "evaluation.patience": 2, "evaluation.keep_best": True, "evaluation.every": 2}
-    result = toys.federation(settings, metrics=measuring((0.3, 0.6, 0.5, 0.4))).run()
-    assert (result.state.round, result.summary["best_round"]) == (7, 4)
-    assert not result.summary["ended_early"], "the last round was the last planned one"
 
 
 def test_a_spent_budget_ends_with_an_evaluation_that_is_kept_and_recorded(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""A federation of the user's own objects: data of every kind, callbacks, personal tensors, and what is refused."""
+"""A federation of the user's own objects: data of every kind, callbacks, personal tensors, many clients, and refusals."""
 
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +17,16 @@ from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausa
 
 from secure_fed import Federation, RunConfig
 from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError, TrainingError
-from secure_fed.learning.training.objective import to_device
+from secure_fed.learning import problem
 from secure_fed.methods.method import State
 from secure_fed.report.terminal import rows
-from secure_fed.rounds.transport import Recording
+from secure_fed.rounds.client import Registered
 from secure_fed.runs.evaluation import evaluated
 from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen, every
 from tests.contracts import runs
+from tests.contracts.runs import KilledAfter, KilledError
 from tests.golden import refused
 from tests.secure_fed import private_toys, small_models, toys
 
@@ -177,27 +176,6 @@ def test_comparing_clients_needs_an_accuracy() -> None:
 # Personal tensors, which stay with their clients.
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora"]))
-def test_a_personal_head_never_travels_and_differs_between_clients(method: str, tmp_path: Path) -> None:
-    settings = {"method.name": method, "method.personal": ["classifier"], "training.steps": 3}
-    federation = toys.federation(settings)
-    recording = Recording(federation.assembly.transport)
-    federation.assembly = replace(federation.assembly, transport=recording)
-    result = federation.run(tmp_path / "run")
-    for request, reply in recording.exchanges:
-        travelled = [*request.tensors, *reply.contribution, *(name for mean in request.means.values() for name in mean)]
-        assert travelled
-        assert not [name for name in travelled if name.startswith("classifier")]
-    heads = [client.personal for client in federation.assembly.clients]
-    assert all(set(head) == {"classifier.bias", "classifier.weight"} for head in heads)
-    assert len({head.to_bytes() for head in heads}) == 3
-    for name in heads[0]:
-        assert torch.equal(result.state.tensors.tensor(name), federation.assembly.initial.tensors.tensor(name))
-    again = toys.federation(settings)
-    again.run(tmp_path / "run", resume=True)
-    assert [client.personal.to_bytes() for client in again.assembly.clients] == [head.to_bytes() for head in heads]
-
-
 def test_a_client_is_measured_with_its_own_head() -> None:
     """Each client numbers the labels differently, so only a personal head can be right."""
 
@@ -236,9 +214,9 @@ def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> Non
 # Objects that behave as few do.
 
 
-@pytest.mark.parametrize("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(float("nan"))])
-def test_any_kind_of_number_is_a_metric(value: Any, tmp_path: Path) -> None:
-    result = toys.federation(metrics=lambda model, batches: {"accuracy": value}).run(tmp_path / "run")
+@every("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(float("nan"))])
+def test_any_kind_of_number_is_a_metric(value: Any) -> None:
+    result = toys.federation({"federation.rounds": 1}, metrics=lambda model, batches: {"accuracy": value}).run()
     accuracy = result.summary["accuracy"]
     assert accuracy is None if float(value) != float(value) else accuracy == float(value)
 
@@ -270,13 +248,6 @@ def test_a_user_may_change_the_model_between_two_runs() -> None:
     federation.run()
     next(iter(federation.assembly.objective.model.parameters())).data.add_(0.1)
     assert federation.run().state.round > 0
-
-
-def test_a_named_tuple_moves_as_one() -> None:
-    pair = namedtuple("Pair", ["text", "label"])
-    moved = to_device(pair(torch.zeros(2), torch.ones(2)), torch.device("cpu"))
-    assert isinstance(moved, pair)
-    assert torch.equal(moved.label, torch.ones(2))
 
 
 def test_trials_may_read_a_given_test_set_and_no_rows_held_out_of_private_ones(
@@ -419,3 +390,93 @@ def test_a_state_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     with refused(TrainingError):
         toys.federation({"federation.server_lr": 1e39}).run(tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint.safetensors").exists()
+
+
+# Federations of many registered clients, of which only the drawn ones are built.
+
+CLIENTS = 40
+
+
+class OnDemand(Sequence[Any]):
+    """Builds a client's examples on access, and notes the client's index."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return CLIENTS
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(index)
+        return toys.examples(index, 2 + index % 3)
+
+
+@pytest.fixture(autouse=True)
+def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(problem, "MANY", CLIENTS)
+
+
+def of_many(unit: str, **more: Any) -> dict[str, Any]:
+    private = {"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-6, "evaluation.dummies": 0}
+    usual = {"federation.cohort": 4, "evaluation.audit_fraction": 0.0}
+    return {**usual, **(private if unit != "none" else {}), **more}
+
+
+def test_results_are_those_of_the_same_clients_in_a_list() -> None:
+    whole = [toys.examples(index, 2 + index % 3) for index in range(CLIENTS)]
+    results = [toys.federation(of_many("none"), train=train).run() for train in (OnDemand(), whole)]
+    assert toys.same(results[0].state.tensors, results[1].state.tensors)
+    assert toys.without_time(results[0].records) == toys.without_time(results[1].records)
+
+
+def test_units_to_hold_out_are_not_to_be_had_of_clients_that_do_not_exist_yet() -> None:
+    with refused(ConfigError, "evaluation.audit_fraction"):
+        toys.federation({"federation.cohort": 4, "evaluation.audit_fraction": 0.5}, train=OnDemand())
+    with refused(ConfigError, "evaluation.canaries"):
+        toys.federation({"federation.cohort": 4, "evaluation.canaries": "mislabelled"}, train=OnDemand())
+
+
+@pytest.mark.parametrize("unit", ["none", "client"])
+def test_only_drawn_clients_are_asked_for_and_none_is_kept(unit: str) -> None:
+    train = OnDemand()
+    federation = toys.federation(of_many(unit), train=train)
+    assert set(train.asked) <= {0}  # the first client's examples may be inspected at the start
+    train.asked.clear()
+    federation.run()
+    clients = federation.assembly.clients
+    assert isinstance(clients, Registered)
+    assert len(clients) == CLIENTS
+    assert clients.made == []
+    assert len(set(train.asked)) < CLIENTS
+    if unit == "none":
+        assert sorted(train.asked) == sorted(
+            one for round_ in range(3) for one in federation.assembly.server.draw(round_)
+        )
+
+
+def test_personal_tensors_stay_with_their_client_through_a_kill(tmp_path: Path) -> None:
+    chosen = of_many("none", **{"method.personal": ["classifier"], "federation.rounds": 3})
+    whole, resumed = (toys.federation(chosen, train=OnDemand()) for _ in range(2))
+    kept_of_all = whole.run().state
+    with pytest.raises(KilledError):
+        toys.federation(chosen, train=OnDemand(), callbacks=[KilledAfter(2)]).run(tmp_path / "run")
+    assert toys.same(resumed.run(tmp_path / "run", resume=True).state.tensors, kept_of_all.tensors)
+    own, other = resumed.assembly.clients, whole.assembly.clients
+    assert isinstance(own, Registered)
+    assert isinstance(other, Registered)
+    assert [client.index for client in own.made] == [client.index for client in other.made] != []
+    assert all(toys.same(own[one.index].personal, one.personal) for one in other.made)
+
+
+def test_a_client_is_one_object_until_it_is_let_go() -> None:
+    clients = toys.federation(of_many("none"), train=OnDemand()).assembly.clients
+    assert isinstance(clients, Registered)
+    first, last = clients[3], clients[-1]
+    assert clients[3] is first
+    assert clients[CLIENTS - 1] is last
+    last.kept = first.personal | {"own": torch.ones(1)}
+    clients.let_go()
+    assert clients.made == [last]
+    assert clients[3] is not first
+    with pytest.raises(IndexError):
+        clients[CLIENTS]

@@ -27,7 +27,7 @@ NEW = 6
 VIRTUAL = ("prefix_tuning", "prompt_tuning", "p_tuning")
 # Virtual tokens, LoRA, adapters in series, experts, and biases, each in one architecture.
 SAMPLE = [("prefix_tuning", "llama"), ("prompt_tuning", "gpt2"), ("fedlora", "gpt2"), ("adapter_houlsby", "llama")]
-SAMPLE += [("adamix", "llama"), ("bitfit", "gpt2")]
+SAMPLE += [("adamix", "llama")]
 
 
 def decoder(architecture: str) -> Any:
@@ -152,7 +152,7 @@ def test_a_stop_ends_its_row_alone(name: str) -> None:
     assert max(map(len, cut)) >= 2
 
 
-@pytest.mark.parametrize("name", ["fedlora", "prompt_tuning"])
+@pytest.mark.parametrize("name", chosen(["fedlora", "prompt_tuning"], ["prompt_tuning"]))
 def test_draws_follow_the_seed_and_not_the_batch(name: str) -> None:
     model = with_method(name)
     before = torch.random.get_rng_state()
@@ -165,7 +165,7 @@ def test_draws_follow_the_seed_and_not_the_batch(name: str) -> None:
 
 @torch.no_grad()
 def test_draws_have_the_law_of_the_softmax() -> None:
-    model, count = decoder("gpt2"), 4000
+    model, count = decoder("gpt2"), 2000
     scores = model(input_ids=torch.tensor([PROMPTS[1]])).logits[0, -1]
     temperature = float(scores.std())
     law = (scores / temperature).softmax(0)

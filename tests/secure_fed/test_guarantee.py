@@ -143,7 +143,7 @@ def test_a_run_without_privacy_says_what_masks_do_and_no_more(tmp_path: Path) ->
 
 
 def test_a_program_can_tell_where_the_noise_is() -> None:
-    places = {"sum": "sum", "hidden": "shares", "local": "contribution", "example": "gradients"}
+    places = {"sum": "sum", "hidden": "shares", "local": "contribution"}
     for name, place in places.items():
         terms = federation({**PLACES[name], "federation.rounds": 1}, sizes=FIVE).run().whole["privacy"]
         assert (terms["place"], terms["hidden_cohort"]) == (place, name == "hidden")
@@ -231,11 +231,10 @@ def test_an_export_after_a_round_was_made_again(tmp_path: Path) -> None:
 
 def test_where_many_take_part_participants_learn_more() -> None:
     """Amplification by sampling holds only against observers who cannot see the cohort."""
-    said = federation({**NOISE, "federation.cohort": 1, "privacy.delta": 1e-3}, sizes=[3] * 10).run().summary
-    assert said["epsilon"] < 0.5 * said["epsilon_participants"]
-    assert said["epsilon_participants"] == accounting.epsilon(accounting.unamplified(1.0), 3, 1e-3)
-    everybody = federation({**NOISE, "federation.cohort": 10}, sizes=[3] * 10).run().summary
-    assert everybody["epsilon"] == everybody["epsilon_participants"] == said["epsilon_participants"]
+    said, everybody = (stated(federation({**NOISE, "federation.cohort": cohort}, sizes=[3] * 10)) for cohort in (1, 10))
+    assert said.epsilon < 0.5 * said.epsilon_participants
+    assert said.epsilon_participants == accounting.epsilon(accounting.unamplified(1.0), 3, 1e-3)
+    assert everybody.epsilon == everybody.epsilon_participants == said.epsilon_participants
 
 
 PRIVATE: dict[str, Any] = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0, "federation.cohort": 2}

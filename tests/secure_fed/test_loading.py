@@ -88,7 +88,7 @@ def test_the_head_is_what_pre_training_has_not_made(family: str, tmp_path: Path,
     ("family", "dtype"),
     chosen(
         itertools.product(FAMILIES, ["float32", "bfloat16"]),
-        [("bert", "float32"), *((family, "bfloat16") for family in FAMILIES)],
+        [("bert", "float32"), ("bert", "bfloat16"), ("llama", "bfloat16"), ("gpt2", "bfloat16")],
     ),
 )
 def test_every_family_trains_a_round_and_its_state_is_float32(
@@ -356,17 +356,3 @@ def test_several_test_files_are_one_test_set(small_model: Path, small_data: Path
         for count in (2, 1)
     )
     assert len(twice.test) == 2 * len(once.test)
-
-
-def test_what_protects_a_person_keeps_their_examples_at_one_client(small_model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "notes.jsonl"
-    rows = [{"text": f"word{i % 40}", "label": i % 2, "who": f"p{i % 13}"} for i in range(78)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    privacy = ("privacy.unit=group", "privacy.person_column=who", "privacy.noise_multiplier=1")
-    found = parts(small_model, file, f"data.test={file}", CLIENTS, *privacy)
-    assert found.persons is not None
-    held = [set(own) for own in found.persons]
-    assert len(held) == 4
-    assert sum(map(len, held)) == 13, "nobody is at two clients"
-    assert [len(own) for own in found.persons] == [len(own) for own in found.train]
-    assert sum(map(len, found.train)) == 78

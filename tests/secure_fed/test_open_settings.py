@@ -1,8 +1,11 @@
-"""The protection that is chosen where the settings leave it open, and other settings that follow from it."""
+"""Settings that are left open: the protection that is chosen, what follows from it, and how many numbers methods release."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +13,23 @@ import pytest
 from torch import nn
 from transformers import PretrainedConfig
 
-from privacy.forecast import Possible, Setting, in_turn
+from privacy.forecast import Possible, Setting, in_turn, recommended
 from privacy.mechanisms import Gaussian
 from privacy.plan import Target
 from secure_fed import Federation
+from secure_fed.commands import budget_methods
+from secure_fed.commands.budget_methods import spaces
+from secure_fed.commands.budget_plan import show_methods
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.architecture import width_of
-from tests.cells import every
+from secure_fed.learning.tasks import TASKS
+from secure_fed.methods import METHODS, catalogue
+from secure_fed.report.terminal import PlainConsole
+from tests.cells import chosen, every
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.methods.test_catalogue import DEBERTA, decoder, described
 
 TARGET = {"privacy.unit": "client", "privacy.epsilon": 8.0, "privacy.delta": 1e-3, "federation.cohort": 2}
 MASKED = {"secure_aggregation.enabled": True, "secure_aggregation.dropout": 0.0, "secure_aggregation.corrupt": 0.0}
@@ -104,31 +114,36 @@ def test_other_units_are_left_alone() -> None:
 
 
 @every(
-    ("setting", "beside", "found", "own"),
+    ("setting", "beside", "found"),
     [
-        *(("training.batch_size", beside, batch, 3) for beside, batch in (({}, 16), (CLIENT, 256), (EXAMPLE, 256))),
-        ("training.lr_schedule", {}, "stable_decay", "cosine"),
-        *(("training.lr_schedule", beside, "constant", "cosine") for beside in (CLIENT, EXAMPLE)),
-        ("federation.average_last", TWENTY, 5, 2),
+        *(("training.batch_size", beside, batch) for beside, batch in (({}, 16), (CLIENT, 256), (EXAMPLE, 256))),
+        ("training.lr_schedule", {}, "stable_decay"),
+        *(("training.lr_schedule", beside, "constant") for beside in (CLIENT, EXAMPLE)),
+        ("federation.average_last", TWENTY, 5),
         *(
-            ("federation.average_last", {**TWENTY, **beside}, 1, 1)
-            for beside in ({"federation.rounds": 3}, {"training.optimizer": "sgd"}, {"method.name": "fedara"})
+            ("federation.average_last", {**TWENTY, **beside}, 1)
+            for beside in (
+                *({"federation.rounds": 3}, {"training.optimizer": "sgd"}, {"method.name": "fedara"}),
+                *({"privacy.unit": "example"}, {"evaluation.patience": 3}, STOPS),
+            )
         ),
-        ("federation.average_last", {**TWENTY, "privacy.unit": "example"}, 1, 1),
-        *(("federation.average_last", {**TWENTY, **beside}, 1, 1) for beside in ({"evaluation.patience": 3}, STOPS)),
-        ("privacy.clip_norm", {**TWENTY, "training.optimizer": "sgd"}, 1.0, 0.5),
-        *(("federation.server_optimizer", {**TWENTY, **beside}, "mean", "mean") for beside in UNADDED),
-        ("training.head_factor", {}, 1.0, 1.0),
+        ("privacy.clip_norm", {**TWENTY, "training.optimizer": "sgd"}, 1.0),
+        *(("federation.server_optimizer", {**TWENTY, **beside}, "mean") for beside in UNADDED),
+        ("training.head_factor", {}, 1.0),
     ],
 )
-def test_a_setting_that_is_left_open_is_settled_and_one_that_is_set_stays(
-    setting: str, beside: dict[str, Any], found: object, own: object
-) -> None:
+def test_a_setting_that_is_left_open_is_settled(setting: str, beside: dict[str, Any], found: object) -> None:
     """A batch is larger and the rate constant under noise, and a run then ends with the mean of the last quarter."""
-    section, name = setting.split(".")
     left = "auto" if setting in ("training.lr_schedule", "federation.server_optimizer") else None
-    for given, settles in ((left, found), (own, own)):
-        assert getattr(getattr(settled({**beside, setting: given}), section), name) == settles
+    section, name = setting.split(".")
+    assert getattr(getattr(settled({**beside, setting: left}), section), name) == found
+
+
+def test_settings_that_are_set_stay() -> None:
+    own = {"training.batch_size": 3, "training.lr_schedule": "cosine", "training.head_factor": 1.0}
+    own |= {"federation.average_last": 2, "federation.server_optimizer": "mean", "privacy.clip_norm": 0.5}
+    config = settled({**TWENTY, **own})
+    assert config == config.replace({tuple(name.split(".", 1)): value for name, value in own.items()})  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -257,3 +272,76 @@ def test_the_noise_that_the_server_goes_by_is_the_planners(own: dict[str, Any], 
     ways = in_turn(setting, Target(8.0, None, 1e-3, stop_early=True), Possible(4 if own else 0))
     (share,) = (way.share(setting) for way in ways if (way.noise, way.correlation) == (noise, correlation))
     assert federation.assembly.protection.noise_over_way(4, NUMBERS, 3) == pytest.approx(share, rel=1e-6)
+
+
+SETTING = Setting(clients=5000, cohort=250, rounds=20, delta=1e-5)
+
+
+def test_release_spaces_are_counted_on_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two layers with adapters on two matrices of 64 x 64 each; a head of 64 x 2 and a pooler of 64 x 64, with biases."""
+    names = ("ffa_lora", "rolora", "fra_lora", "fra_then_ffa", "prefix_tuning")
+    monkeypatch.setattr(catalogue, "METHODS", {name: METHODS[name] for name in names})
+    wide = {**DEBERTA, "hidden_size": 64, "pooler_hidden_size": 64}
+    target = Target(8.0, None, 1e-5)
+    rows = list(spaces(described(tmp_path / "model", wide), "model", SETTING, target, Possible()))
+    found = {row.method: row for row in rows}
+    assert set(found) == {"ffa_lora", "rolora", "fra_lora", "fra_then_ffa"}, (
+        "there are no prefixes here, and sketches are wider than 64"
+    )
+    head = 64 * 2 + 2 + 64 * 64 + 64
+    pooled = spaces(str(tmp_path / "model"), "mean", SETTING, target, Possible())
+    assert {row.numbers - found[row.method].numbers for row in pooled} == {64 * 2 + 2 - head}, "the pooler is gone"
+    rank = RunConfig().method.rank
+    assert found["ffa_lora"].numbers == 4 * 64 * rank + head
+    assert found["fra_lora"].numbers == 4 * (2 * 64 * rank - rank * rank) + head
+    assert found["fra_then_ffa"].numbers == found["fra_lora"].numbers
+    assert (found["ffa_lora"].correlation, found["rolora"].correlation) == ("banded", "none")
+    assert [row.length for row in rows] == sorted(row.length for row in rows)
+    for row in rows:
+        own = replace(SETTING, dim=row.numbers, cohort=row.longer_below or 0)
+        share = recommended(own, target, Possible(correlated=row.correlation == "banded")).share(own)
+        assert share is not None
+        assert 0.9 < share <= 1
+    show_methods(PlainConsole(), "this", rows)
+    out = capsys.readouterr().out
+    assert all(f"{row.numbers:,}" in out for row in rows)
+
+
+@pytest.mark.parametrize("task", chosen([task for task in TASKS if task != "classification"], ["causal_lm", "tokens"]))
+def test_the_noise_of_every_task_is_measured(
+    task: str, tmp_path: Path, small_model: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a language model, no head is counted, and chance is that of its vocabulary."""
+    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
+    decodes = task in ("multiple_choice", "chat", "causal_lm")
+    model = decoder(tmp_path / "llama", small_tokenizer) if decodes else small_model
+    (row,) = spaces(str(model), "model", SETTING, Target(8.0, None, 1e-5), Possible(), task=task)
+    assert row.noise_alone is not None
+    assert row.noise_alone["start"] is not None
+    if task == "causal_lm":
+        assert row.numbers == RunConfig().method.rank * (16 + 8), "B of the projections to queries and values"
+        assert row.noise_alone["chance"] == pytest.approx(math.log(len(small_tokenizer)), rel=1e-4)
+
+
+@pytest.mark.nightly
+def test_with_weights_the_harm_is_measured_in_place_of_the_length(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three clients at epsilon 8 are called hopeless, with the cohort that would do."""
+    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
+    monkeypatch.setattr(budget_methods, "on", lambda *given: itertools.islice(catalogue.on(*given), 1))  # no sketches
+    said, few_clients = list[str](), replace(SETTING, clients=3, cohort=3, rounds=8)
+    (row,) = spaces("builtin/tiny", "model", few_clients, Target(8.0, None, 1e-5), Possible(), said.append)
+    few = row.noise_alone
+    assert few is not None
+    assert (few["hopeless"], few["texts"]) == (True, "made-up texts")
+    assert few["chance"] == pytest.approx(math.log(8))
+    assert few["full"] > 30 * few["start"] > 5 * (few["noised"] - few["start"]), "the server shortens its steps"
+    assert 3 < few["enough"] < 1000
+    assert said
+    show_methods(PlainConsole(), "this", [row])
+    out = capsys.readouterr().out
+    assert f"{few['enough']:,}" in out
+    assert "chance" in out

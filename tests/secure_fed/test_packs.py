@@ -95,7 +95,7 @@ def texts(count: int) -> list[dict[str, Any]]:
 def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
     """A small BERT without dropout, and its adapters, all moved away from zero."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = BertConfig(
         vocab_size=small_models.VOCABULARY, num_labels=3, max_position_embeddings=32, **shape, **dropout
@@ -107,21 +107,6 @@ def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
         (n, names.tensor(n).float() + 0.1 * torch.randn(names.tensor(n).shape, generator=generator)) for n in names
     )
     return Objective(model, classification.loss, CPU), Tensors(moved)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", chosen([torch.float32, torch.bfloat16], [torch.float32]), ids=str)
-@pytest.mark.parametrize(
-    "groups",
-    chosen([None, [0, 1, 2, 2, 3, 3, 3, 0, 4, 5, 6, 0, 5]], [[0, 1, 2, 2, 3, 3, 3, 0, 4, 5, 6, 0, 5]]),
-    ids=["examples", "groups"],
-)
-def test_a_units_share_does_not_depend_on_who_else_is_drawn(groups: list[int] | None, dtype: torch.dtype) -> None:
-    """With padding to the longest drawn text, shares would move by up to 2e-7 C in float32 and 6e-4 C in bfloat16 here."""
-    objective, before = adapted(dtype)
-    of = sums(objective, before, texts(13), Collate(0), groups)
-    check_shares(of, len(set(groups)) if groups else 13, 3)
-    assert any(len(found) > 1 for found in sizes(objective))
 
 
 def sizes(objective: Objective) -> list[tuple[int, ...]]:
@@ -174,7 +159,7 @@ def test_a_layer_with_room_for_four_examples_is_refused() -> None:
     ("kind", "room", "units", "found"),
     chosen(
         [(ToyRouter, 4, 12, []), (Room, 20, 60, [(2, 8)]), (Room, 6, 60, [(2,)])],
-        [(ToyRouter, 4, 12, []), (Room, 6, 60, [(2,)])],
+        [(ToyRouter, 4, 12, [])],
     ),
 )
 def test_where_no_pass_holds_more_than_there_is_room_for_shares_are_each_examples_own(
@@ -219,7 +204,7 @@ def test_passes_larger_than_there_is_room_for_are_not_used_whoever_scores_best(r
     """A pass changes the examples that score best, as many as there is room for. Each example in a large pass is also compared
     with itself in a smaller one: with copies of one example in the large pass, the same examples can be left out by chance.
     """
-    for seed in range(8):
+    for seed in range(4):
         scores = np.random.default_rng(seed).normal(size=24)
 
         def changed(items: Sequence[int], scores: Any = scores) -> list[float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from privacy import accounting
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import COUNTER
+from privacy.plan import Plan
 from privacy.sampling_and_turns import Poisson
 from secure_fed.runs.store import read_checkpoint
 from tests.cells import chosen
@@ -37,15 +38,21 @@ def close(left: Dense, right: Dense, atol: float) -> bool:
     return all(torch.allclose(left[name].double(), right[name].double(), rtol=0, atol=atol) for name in left)
 
 
+def planned(settings: dict[str, Any]) -> Plan:
+    plan = federation(settings).assembly.protection.plan
+    assert plan is not None
+    return plan
+
+
 # Whole runs.
 
 
 @pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
 def test_every_method_keeps_to_its_target(method: str) -> None:
-    runs = [federation(of(method, TARGET)).run() for _ in range(2)]
+    runs = [federation(of(method, {**TARGET, "federation.rounds": 2})).run() for _ in range(2)]
     said = runs[0].summary
     assert 0.99 * 8 < said["epsilon"] <= min(8, said["epsilon_participants"])
-    assert (said["unit"], said["releases"], said["rounds"], said["delta"]) == ("client", 3, 3, 1e-3)
+    assert (said["unit"], said["releases"], said["rounds"], said["delta"]) == ("client", 2, 2, 1e-3)
     assert said["sampling_rate"] == pytest.approx(2 / 3)
     assert said["privacy"]["private"] is True
     assert "NOT PRIVATE" not in said["privacy_statement"]
@@ -54,7 +61,7 @@ def test_every_method_keeps_to_its_target(method: str) -> None:
     assert not toys.same(runs[0].state.tensors, runs[1].state.tensors), "one seed, and the noise is another"
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora", "fra_then_ffa"]))
+@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_then_ffa"]))
 def test_injected_noise_is_repeatable_and_is_called_what_it_is(method: str) -> None:
     runs = [federation(of(method, {**TARGET, "method.dropout": 0.5}), seed).run() for seed in (5, 5, 6)]
     assert toys.same(runs[0].state.tensors, runs[1].state.tensors)
@@ -87,13 +94,13 @@ def test_who_takes_part_is_secret_and_without_privacy_seeded() -> None:
 
 
 def test_a_cohort_of_fixed_size_is_counted_without_replacement() -> None:
-    said = federation({**TARGET, "federation.sampling": "fixed"}).run().summary
+    said = federation({**TARGET, "federation.sampling": "fixed", "federation.rounds": 1}).run().summary
     assert 0.99 * 8 < said["epsilon"] <= min(8, said["epsilon_participants"])
     assert "replaced by another" in said["privacy"]["adjacency"]
     assert "Renyi" in said["privacy"]["accountant"]
     assert "without replacement" in said["privacy"]["sampling"]
-    poisson = federation(TARGET).run().summary
-    assert said["noise_multiplier"] > 1.2 * poisson["noise_multiplier"], "who is replaced moves the sum by 2 C"
+    poisson = planned({**TARGET, "federation.rounds": 1})
+    assert said["noise_multiplier"] > 1.2 * poisson.noise_multiplier, "who is replaced moves the sum by 2 C"
 
 
 # The means that a method receives.
@@ -136,7 +143,7 @@ def test_an_empty_cohort_releases_noise_all_the_same(method: str) -> None:
 # Contributions of clients.
 
 
-@pytest.mark.parametrize("method", toys.METHODS)
+@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora", "fra_lora"]))
 def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
     def sent(clip_norm: float, rounds: int) -> list[float]:
         settings = {**NOISE, "federation.rounds": rounds, "privacy.clip_norm": clip_norm}
@@ -154,7 +161,7 @@ def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "bad"),
-    chosen(itertools.product(toys.METHODS, [math.nan, math.inf]), [("fedlora", math.inf), ("fra_lora", math.nan)]),
+    chosen(itertools.product(toys.METHODS, [math.nan, math.inf]), [("fra_lora", math.nan)]),
 )
 def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(method: str, bad: float) -> None:
     poisoned = [toys.examples(1, 5), toys.examples(2, 8), toys.examples(3, 11)]
@@ -198,13 +205,14 @@ OTHERWISE: list[dict[str, Any]] = [
     {"privacy.clip_quantile": 0.5},
     {"method.rank": 5},
 ]
+OTHERWISE += [{name: value for one in OTHERWISE for name, value in one.items()}]
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
     chosen(
         itertools.product(toys.METHODS, [{}, *OTHERWISE]),
-        [("fedlora", {}), *(("fra_then_ffa", settings) for settings in OTHERWISE)],
+        [("fra_then_ffa", OTHERWISE[-1])],
     ),
     ids=str,
 )
@@ -225,7 +233,7 @@ ADAPTIVE = {**NOISE, "privacy.clip_quantile": 0.5}
 # Local noise.
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora", "fra_then_ffa"]))
+@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
 def test_what_leaves_a_client_is_noised_and_short_beneath_the_noise(method: str) -> None:
     exchanges = recorded(built := federation({**LOCAL, "method.name": method, "federation.rounds": 1}, 9))
     built.run()
@@ -258,8 +266,8 @@ def test_a_target_is_met_by_local_noise_too() -> None:
     settings = {**LOCAL, "privacy.noise_multiplier": None, "privacy.epsilon": 5.0}
     said = federation(settings).run().summary
     assert 0.99 * 5 < said["epsilon"] <= 5
-    central = federation({**settings, "privacy.noise": "central"}).run().summary
-    assert said["noise_multiplier"] == pytest.approx(2 * central["noise_multiplier"], rel=1e-2)
+    central = planned({**settings, "privacy.noise": "central"})
+    assert said["noise_multiplier"] == pytest.approx(2 * central.noise_multiplier, rel=1e-2)
 
 
 def test_the_mean_is_over_those_who_take_part() -> None:
@@ -330,9 +338,10 @@ def test_the_count_is_noised_with_the_sum_and_moves_the_clip_norm_as_published()
 
 
 def test_adapting_costs_nothing_beside_the_noise_multiplier() -> None:
-    plain, adaptive = federation(NOISE).run().summary, federation(ADAPTIVE).run().summary
-    for name in ("epsilon", "epsilon_participants", "releases", "noise_multiplier"):
-        assert plain[name] == adaptive[name]
+    plain, adaptive = planned(NOISE), planned(ADAPTIVE)
+    assert (plain.releases, plain.noise_multiplier) == (adaptive.releases, adaptive.noise_multiplier)
+    assert plain.epsilon() == adaptive.epsilon()
+    assert plain.epsilon_participants() == adaptive.epsilon_participants()
 
 
 def test_a_diverged_client_counts_as_too_long(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
-"""Models that example-level privacy refuses, each with its reason, before anything is released."""
+"""Models that example-level privacy refuses, each with its reason, before anything is released.
+
+Refusals that cost nothing come first, then trials of the model, and only then is budget reserved.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,11 @@ from torch.nn import functional
 from torch.utils.data import default_collate
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from privacy.errors import BudgetExhausted
+from privacy.ledger import Ledger
 from secure_fed.config import TrainingConfig
-from secure_fed.errors import MethodError, ModelError
+from secure_fed.errors import MethodError, ModelError, RunDirectoryError
+from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models.architecture import require_data_free_start, require_supported
 from secure_fed.learning.tasks import classification
@@ -28,6 +35,7 @@ from secure_fed.learning.training.trials import require_uncoupled, short
 from secure_fed.tensors.tensors import Tensors
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
 
 CPU = torch.device("cpu")
 
@@ -61,13 +69,6 @@ def test_adapters_without_proven_gradients_are_refused() -> None:
 def test_what_is_proven_is_not_refused(settings: dict[str, Any]) -> None:
     model = with_peft(target_modules=["query", "value"], **settings)
     require_supported(model, trainable(model))
-
-
-def test_instance_norm_with_statistics_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8, track_running_stats=True))
-    with refused(ModelError):
-        Objective(model, classification.loss, CPU)
-    Objective(nn.Sequential(nn.Linear(6, 8), nn.InstanceNorm1d(8)), classification.loss, CPU)
 
 
 def test_starts_that_read_the_data_are_refused_for_every_unit() -> None:
@@ -346,3 +347,97 @@ def test_a_mean_over_all_tokens_of_a_batch_is_refused() -> None:
     for items in ([long, short, longer], [long] * 5):
         with refused(ModelError):
             why_alone(decoder(), causal(True), items, Collate(0))
+
+
+EXAMPLES = {**EXAMPLE, "privacy.noise_multiplier": 1.0}
+NO_ROOM, ROOM = 1e-6, 1e6
+
+
+class Coupled:
+    """A loss that depends on the other examples of the batch, with the number of its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, model: Any, batch: Any) -> Tensor:
+        self.calls += 1
+        own = functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
+        return own - own.mean()
+
+
+class Remembering(toys.Toy):
+    """A model that keeps the mean of its inputs in a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.centre.data.lerp_(x.detach().mean(0), 0.1)
+        return super().forward(x)
+
+
+class Listening:
+    """Keeps the promise, and the number of losses computed before it."""
+
+    def __init__(self, loss: Coupled) -> None:
+        self.loss, self.promised, self.before = loss, list[str](), -1
+
+    def on_promise(self, sentences: list[str]) -> None:
+        self.promised, self.before = sentences, self.loss.calls
+
+
+def privately(tmp_path: Path, epsilon: float, loss: Coupled) -> tuple[Federation, Ledger]:
+    """A private federation, and the ledger that it shares, with room for `epsilon`."""
+    path = tmp_path / "wards.sqlite"
+    book = Ledger.create(path, data_set="wards", epsilon=epsilon, delta=0.9)
+    return federation({**EXAMPLES, "privacy.ledger": str(path)}, loss=loss), book
+
+
+def test_a_ledger_without_room_refuses_before_any_trial(tmp_path: Path) -> None:
+    loss = Coupled()
+    with pytest.raises(BudgetExhausted):
+        privately(tmp_path, NO_ROOM, loss)[0].run(tmp_path / "run")
+    assert loss.calls == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_a_trial_refuses_has_spent_nothing_and_left_nothing(tmp_path: Path) -> None:
+    """The guarantee, its noise and its cost come before any trial."""
+    loss = Coupled()
+    (built, book), listening = privately(tmp_path, ROOM, loss), Listening(loss)
+    built.callbacks.append(listening)
+    with refused(ModelError):
+        built.run(tmp_path / "run")
+    assert (listening.before, loss.calls > 0, book.spent().epsilon) == (0, True, 0)
+    assert not (tmp_path / "run").exists()
+    guarantee, noise, cost = listening.promised
+    assert "one example of one client" in guarantee
+    assert "noise multiplier 1," in noise
+    assert "'wards'" in cost
+
+
+def test_a_client_s_run_that_a_trial_refuses_has_spent_nothing(tmp_path: Path) -> None:
+    book = Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=ROOM, delta=0.9)
+    built = toys.federation({**NOISE, "privacy.ledger": str(tmp_path / "wards.sqlite")}, model=Remembering())
+    with refused(ModelError):
+        built.run(tmp_path / "run")
+    assert book.spent().epsilon == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_privacy_promises_nothing() -> None:
+    loss = Coupled()
+    built, listening = toys.federation({}, loss=loss), Listening(loss)
+    built.callbacks.append(listening)
+    built.run()
+    assert listening.promised == []
+
+
+def test_a_run_that_cannot_resume_here_is_refused_before_any_trial(tmp_path: Path) -> None:
+    federation(EXAMPLES).run(tmp_path / "run")
+    loss = Coupled()
+    other = federation({**EXAMPLES, "training.lr": 0.1}, loss=loss)
+    with refused(RunDirectoryError):
+        other.run(tmp_path / "run", resume=True)
+    assert loss.calls == 0

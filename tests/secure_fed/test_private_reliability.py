@@ -1,12 +1,14 @@
 """A private run killed at any instant, and resumed: every release is charged before it is computed, none is published twice.
 
 A process kills itself at a named instant between two durable steps of the run or of its ledger. Then the run is resumed, and
-never with another guarantee. The transport notes every computed pass on disk, so that the tests can count repeated ones.
+never with another guarantee. The transport notes the round of every computed pass on disk, so that the tests can count repeated
+ones. In turn, with correlated noise, no round is computed twice, and the noise goes on by the keys on disk.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,15 +26,17 @@ from secure_fed.rounds.transport import Reply, Request
 from secure_fed.runs import durable
 from secure_fed.runs.directory import RELEASED
 from secure_fed.runs.evaluation import evaluated
+from secure_fed.runs.noise_key import NOISE_KEY, NoiseKeys
 from secure_fed.runs.store import read_checkpoint, read_records, read_released
 from tests import accounts
 from tests.cells import chosen
 from tests.contracts.runs import KilledAfter, KilledError
 from tests.golden import refused
 from tests.privacy.test_ledger_tampering import raw
+from tests.secure_fed import in_turn as turns
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.private_toys import NOISE, charged, federation
-from tests.secure_fed.test_reliability import _files, instants, kill_at
+from tests.secure_fed.test_reliability import Whole, _files, instants, kill_at
 
 ROUNDS = 3  # of the toys
 
@@ -60,6 +64,7 @@ POINTS = [
     *_round(3),
     *_LEDGER * 2,
     *_files("facts.json", "figures.json", "result.json"),
+    "noise.key:erased",  # if there was one
 ]
 CHARGED = len(_START) + 3  # the charge of the first round is on disk
 COMPUTED = len(_START) + len(_CHARGE)  # the first round's release is computed, and not yet on disk
@@ -90,19 +95,25 @@ def local() -> Federation:
     return federation({**NOISE, "privacy.noise": "local", "federation.cohort": 2, "federation.seed": 1}, 7)
 
 
-SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (central, to_a_target, local)}
+def in_turn() -> Federation:
+    """Correlated noise. It is the operating system's, so a resumed run needs the keys on disk."""
+    settings = {"federation.rounds": ROUNDS, "privacy.band": 2, "evaluation.every": ROUNDS, "method.rank": 2}
+    return turns.federation({**turns.BANDED, **settings})
+
+
+SCENARIOS: dict[str, Callable[[], Federation]] = {f.__name__: f for f in (central, to_a_target, local, in_turn)}
 
 
 @dataclass
 class Noting:
-    """A transport that adds a line to a file for every pass, as an observer of its messages could."""
+    """A transport that adds the round of every pass to a file, as an observer of its messages could."""
 
     inner: Any
     path: Path
 
     def exchange(self, requests: Mapping[int, Request]) -> Iterator[Reply]:
         with self.path.open("a") as file:
-            file.write("asked\n")
+            file.write(f"{next(iter(requests.values())).round}\n")
         return self.inner.exchange(requests)
 
 
@@ -114,18 +125,15 @@ def run(scenario: str, path: Path, *, resume: bool = False) -> dict[str, Any]:
         return built.run(path, resume=resume).summary
 
 
-def asked(path: Path) -> int:
-    """The number of passes computed by all processes of this run."""
+def asked(path: Path) -> list[int]:
+    """The rounds of the passes computed by all processes of this run."""
     noted = path.with_suffix(".asked")
-    return len(noted.read_text().splitlines()) if noted.exists() else 0
+    return [int(line) for line in noted.read_text().splitlines()] if noted.exists() else []
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {name: tmp_path_factory.mktemp("uninterrupted") / "run" for name in SCENARIOS}
-    for name, folder in folders.items():
-        run(name, folder)
-    return folders
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    return Whole(run, tmp_path_factory)
 
 
 def assert_same_released(left: Path, right: Path) -> None:
@@ -150,21 +158,21 @@ def test_what_is_written_in_which_order(tmp_path: Path) -> None:
     "deadly",
     chosen(
         range(len(_START) - 14, len(_START) + len(_ROUND)),
-        [CHARGED - 1, CHARGED, COMPUTED, KEPT, KEPT + 2],
+        [CHARGED, COMPUTED, KEPT],
     ),
     ids=lambda index: f"{index}-{POINTS[index]}",
 )
-def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
+def test_killed_at_a_named_instant(uninterrupted: Whole, tmp_path: Path, deadly: int) -> None:
     """Injected noise makes tensors equal to the bit. Every computed pass is charged; a kill wastes at most one charge."""
     path = tmp_path / "run"
     kill_at(deadly, run, "central", path)
     if asked(path):
-        assert charged(path) >= asked(path)
+        assert charged(path) >= len(asked(path))
     said = run("central", path, resume=True)
     assert_same_released(path, uninterrupted["central"])
     wasted = CHARGED <= deadly < KEPT
     assert charged(path) == said["releases"] == ROUNDS + wasted
-    assert asked(path) == ROUNDS + (COMPUTED <= deadly < KEPT)
+    assert len(asked(path)) == ROUNDS + (COMPUTED <= deadly < KEPT)
     plan = SCENARIOS["central"]().assembly.protection.plan
     assert plan is not None
     assert said["epsilon"] == accounting.epsilon(plan.release, ROUNDS + wasted, 1e-3)
@@ -174,12 +182,10 @@ def test_killed_at_a_named_instant(uninterrupted: dict[str, Path], tmp_path: Pat
 
 @pytest.mark.parametrize(
     "deadly",
-    chosen(
-        [CHARGED, COMPUTED, KEPT, KEPT + _SHARED_ROUND, COMPUTED + 2 * _SHARED_ROUND], [COMPUTED, KEPT + _SHARED_ROUND]
-    ),
+    chosen([CHARGED, COMPUTED, KEPT, KEPT + _SHARED_ROUND, COMPUTED + 2 * _SHARED_ROUND], [COMPUTED]),
 )
 def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
-    uninterrupted: dict[str, Path], tmp_path: Path, deadly: int
+    uninterrupted: Whole, tmp_path: Path, deadly: int
 ) -> None:
     path = tmp_path / "run"
     kill_at(deadly, run, "to_a_target", path)
@@ -200,7 +206,7 @@ def test_a_budget_for_these_rounds_does_not_pay_for_one_made_again(
 
 
 @pytest.mark.parametrize("deadly", chosen(range(27, 50, 4), [31]))
-def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path], tmp_path: Path, deadly: int) -> None:
+def test_clients_are_charged_before_they_compute(uninterrupted: Whole, tmp_path: Path, deadly: int) -> None:
     path = tmp_path / "run"
     kill_at(deadly, run, "local", path)
     said = run("local", path, resume=True)
@@ -213,16 +219,79 @@ def test_clients_are_charged_before_they_compute(uninterrupted: dict[str, Path],
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("first", [CHARGED, KEPT])
-def test_killed_while_resuming_and_again_at_every_instant(
-    uninterrupted: dict[str, Path], tmp_path: Path, first: int
-) -> None:
+def test_killed_while_resuming_and_again_at_every_instant(uninterrupted: Whole, tmp_path: Path, first: int) -> None:
     for second in range(1, 20, 3):
         path = tmp_path / f"run-{second}"
         kill_at(first, run, "central", path)
         kill_at(second, run, "central", path, resume=True)
         said = run("central", path, resume=True)
         assert_same_released(path, uninterrupted["central"])
-        assert ROUNDS <= asked(path) <= charged(path) == said["releases"] <= ROUNDS + 2
+        assert ROUNDS <= len(asked(path)) <= charged(path) == said["releases"] <= ROUNDS + 2
+
+
+# In turn, with correlated noise.
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The named instants of a run in turn, in order."""
+    return instants(run, "in_turn", tmp_path_factory.mktemp("whole") / "run")
+
+
+def at(points: list[str], name: str, which: int = 0) -> int:
+    return [index for index, point in enumerate(points) if point == name][which]
+
+
+def test_keys_are_on_disk_before_the_first_charge_and_gone_after_the_result(points: list[str]) -> None:
+    assert points.count("noise.key:replaced") == 1
+    assert "budget.json:replaced" in points[at(points, "noise.key:replaced") : at(points, f"{RELEASED}:written")]
+    assert points[-2:] == ["result.json:replaced", "noise.key:erased"]
+
+
+def require_whole(path: Path) -> None:
+    """Resumes a run in turn to its end: every round is charged once and computed at most once."""
+    if before := asked(path):
+        assert charged(path) >= len(before)
+    if (path / "private" / NOISE_KEY).exists():
+        assert (path / "private" / NOISE_KEY).stat().st_mode & 0o777 == 0o600
+    said = run("in_turn", path, resume=True)
+    assert max(Counter(asked(path)).values()) == 1
+    assert charged(path) == said["releases"] == ROUNDS
+    assert [record["round"] for record in read_records(path)] == [1, 2, 3]
+    assert not (path / "private" / NOISE_KEY).exists()
+    assert said["ended_early"] is None
+
+
+# Name -> the index of an instant around the writing of the keys, the first charge, the second release and the end.
+WHERE: dict[str, Callable[[list[str]], int]] = {
+    "keys written": lambda points: at(points, "noise.key:written"),
+    "keys there": lambda points: at(points, "noise.key:written") + 2,
+    "charged": lambda points: at(points, "noise.key:written") + 8,
+    "computed": lambda points: at(points, f"{RELEASED}:written", 1),
+    "released": lambda points: at(points, f"{RELEASED}:written", 1) + 2,
+    "erased": lambda points: len(points) - 1,
+}
+
+
+@pytest.mark.parametrize("where", chosen(WHERE, ["keys there", "computed"]))
+def test_a_run_in_turn_killed_at_a_named_instant(points: list[str], tmp_path: Path, where: str) -> None:
+    path = tmp_path / "run"
+    kill_at(WHERE[where](points), run, "in_turn", path)
+    assert charged(path) == {"keys written": 0, "keys there": 0, "charged": 1, "erased": 3}.get(where, 2)
+    assert (path / "private" / NOISE_KEY).exists() == (where not in ("keys written", "erased"))
+    require_whole(path)
+
+
+@pytest.mark.nightly
+def test_a_run_in_turn_killed_at_every_instant_and_again_in_the_next_start(points: list[str], tmp_path: Path) -> None:
+    for first in range(at(points, "noise.key:written"), len(points), 5):
+        path = tmp_path / f"run-{first}"
+        kill_at(first, run, "in_turn", path)
+        if first < at(points, f"{RELEASED}:written", 1):
+            kill_at(22, run, "in_turn", path, resume=True)
+            keys = NoiseKeys.from_bytes((path / "private" / NOISE_KEY).read_bytes())
+            assert keys.starts[0][0] == 0
+        require_whole(path)
 
 
 # Without a kill.
@@ -299,22 +368,23 @@ def test_a_ledger_changed_since_an_old_copy_or_another_one_is_refused(tmp_path: 
 # A shared ledger with less room than the plan needs.
 
 
-def test_a_run_that_stops_early_goes_on_to_where_it_stopped(tmp_path: Path) -> None:
+STOPS = ("run.json:replaced", "budget.json:replaced", f"{RELEASED}:synced", f"{RELEASED}:replaced")
+
+
+@pytest.mark.parametrize("deadly", chosen(STOPS, STOPS[1:3]))
+def test_a_run_that_stops_early_goes_on_to_where_it_stopped(deadly: str, tmp_path: Path) -> None:
     """Killed before or after its reservation, the run gets the releases that the ledger has room for."""
-    for number, deadly in enumerate(
-        ("run.json:replaced", "budget.json:replaced", f"{RELEASED}:synced", f"{RELEASED}:replaced")
-    ):
-        ledger, path = tmp_path / f"{number}.sqlite", tmp_path / str(number)
-        private_toys.Ledger.create(ledger, data_set="wards", epsilon=7.0, delta=0.1)
-        stop = {"privacy.ledger": str(ledger), "privacy.on_exhausted": "stop", "federation.rounds": 6}
+    ledger, path = tmp_path / "wards.sqlite", tmp_path / "run"
+    private_toys.Ledger.create(ledger, data_set="wards", epsilon=7.0, delta=0.1)
+    stop = {"privacy.ledger": str(ledger), "privacy.on_exhausted": "stop", "federation.rounds": 6}
 
-        def crash_point(name: str, deadly: str = deadly) -> None:
-            if name == deadly:
-                raise KilledError
+    def crash_point(name: str) -> None:
+        if name == deadly:
+            raise KilledError
 
-        with patch.object(durable, "crash_point", crash_point), pytest.raises(KilledError):
-            federation(NOISE | stop).run(path)
-        said = federation(NOISE | stop).run(path, resume=True).summary
-        assert (said["releases"], said["rounds"]) == (3, 2 if deadly == f"{RELEASED}:synced" else 3)
-        assert said["epsilon_cumulative"] <= 7
-        assert said["ended_early"]
+    with patch.object(durable, "crash_point", crash_point), pytest.raises(KilledError):
+        federation(NOISE | stop).run(path)
+    said = federation(NOISE | stop).run(path, resume=True).summary
+    assert (said["releases"], said["rounds"]) == (3, 2 if deadly == f"{RELEASED}:synced" else 3)
+    assert said["epsilon_cumulative"] <= 7
+    assert said["ended_early"]

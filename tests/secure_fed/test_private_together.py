@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,12 @@ from privacy.mechanisms import Gaussian
 from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
-from secure_fed.learning.training.common_passes import trainings
 from secure_fed.learning.training.common_passes.packing import Room
 from secure_fed.learning.training.common_passes.passes import Trial
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, Trained, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
+from tests.cells import chosen
 from tests.secure_fed.example_gradients import losses_at
 from tests.secure_fed.privately import Landing, Noted, less, norm
 from tests.secure_fed.test_cohort import Setting, adapted, require_equal, toy
@@ -101,7 +102,7 @@ def worst(clients: Clients, victim: int, others: dict[int, Sequence[int]]) -> tu
 
 
 def test_a_unit_moves_its_own_clients_sum_by_at_most_the_clip_norm_and_no_other(clients: Clients) -> None:
-    moved, stay = worst(clients, 1, {0: range(clients.units(0)), 2: [0, 2]})
+    moved, stay = worst(clients, 1, {0: [0, 3, 4], 2: [0, 2]})
     assert 0.999 * CLIP < moved <= CLIP
     assert stay
 
@@ -134,10 +135,10 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
 
 
 def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
-    """The job with 3 to 5 noised steps, its own stream, a dummy, and a direction in place of its last text."""
+    """The job with 2 to 4 noised steps, its own stream, a dummy, and a direction in place of its last text."""
     marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]
     steps = PrivateSteps(
-        Gaussian(0.5), CLIP, 3 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_dummy(row)]
+        Gaussian(0.5), CLIP, 2 + row, stream or SeededEntropy(row).stream("private"), groups, 2, [_dummy(row)]
     )
     return replace(job, examples=marked, private=replace(steps, **own))
 
@@ -155,7 +156,7 @@ def after(clients: Clients, rows: Sequence[int], settings: TrainingConfig = SETT
 def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
     """On any number of threads, whichever clients train with it."""
     everybody = after(clients, range(3))
-    assert [after(clients, [row])[0] for row in range(3)] == everybody
+    assert [after(clients, [row])[0] for row in (0, 2)] == everybody[::2]
     torch.set_num_threads(3)
     try:
         assert after(clients, [2, 0]) == [everybody[2], everybody[0]]
@@ -206,18 +207,19 @@ def oracle(setting: Setting, job: Job) -> Tensors:
     return Tensors((name, tensor.detach()) for name, tensor in moving.items())
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["examples", "groups"])
+OPTIMIZERS = {
+    "fedprox": replace(SETTINGS, proximal=0.5, momentum=0.9),
+    "adamw": replace(SETTINGS, optimizer="adamw", weight_decay=0.1),
+}
+
+
 @pytest.mark.parametrize(
-    "settings",
-    [
-        replace(SETTINGS, proximal=0.5, momentum=0.9),
-        replace(SETTINGS, optimizer="adamw", weight_decay=0.1),
-    ],
-    ids=["fedprox", "adamw"],
+    ("optimizer", "grouped"),
+    chosen(itertools.product(OPTIMIZERS, [False, True]), [("fedprox", True), ("adamw", False)]),
 )
-def test_together_each_is_what_the_formula_says(small: Clients, settings: TrainingConfig, grouped: bool) -> None:
-    """Clients train 3, 4 and 5 steps, with directions among the texts, dummies, and empty draws."""
-    small = replace(small, grouped=grouped)
+def test_together_each_is_what_the_formula_says(small: Clients, optimizer: str, grouped: bool) -> None:
+    """Clients train 2, 3 and 4 steps, with directions among the texts, dummies, and empty draws."""
+    small, settings = replace(small, grouped=grouped), OPTIMIZERS[optimizer]
     jobs = small.jobs(settings)
     asked, again = (
         [private(jobs[row], row, groups=small.groups(row), person_examples=None) for row in range(3)] for _ in range(2)
@@ -266,14 +268,3 @@ def test_dropout_follows_the_clients_secret_seeds() -> None:
     state = torch.get_rng_state()
     assert trained(0) == trained(0) != trained(1)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_many_are_begun_a_few_at_a_time(small: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = replace(small, grouped=True)
-    whole = after(made, range(3))
-    begun: list[int] = []
-    first = trainings._Cohort.trained
-    monkeypatch.setattr(trainings._Cohort, "trained", lambda own, told: (begun.append(len(own._jobs)), first(own))[1])
-    monkeypatch.setattr(trainings, "_CLIENTS", 2)
-    assert after(made, range(3)) == whole
-    assert begun == [2, 1]

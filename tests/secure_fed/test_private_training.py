@@ -215,9 +215,9 @@ def named(count: int) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_batches_are_poisson_and_come_from_the_stream_alone(seen: Callable[[float], Seen]) -> None:
-    """Over 200 steps of 12 examples at rate 1/4, sizes and pairs are as for independent coins, whatever the seed."""
+    """Over 100 steps of 12 examples at rate 1/4, sizes and pairs are as for independent coins, whatever the seed."""
     found = []
-    for seed, steps in ((0, 200), (1, 40)):
+    for seed, steps in ((0, 100), (1, 20)):
         mechanism = seen(0.0)
         stream = SeededEntropy(7).stream("coins")
         settings = TrainingConfig(batch_size=3)
@@ -225,14 +225,14 @@ def test_batches_are_poisson_and_come_from_the_stream_alone(seen: Callable[[floa
         trained(objective(), named(12), settings, **given)
         found.append(mechanism.steps)
     calls = found[0]
-    assert len(calls) == 200, "empty batches too"
-    assert calls[:40] == found[1]
+    assert len(calls) == 100, "empty batches too"
+    assert calls[:20] == found[1]
     sizes = np.bincount([len(call) for call in calls], minlength=13)
-    expected = 200 * stats.binom.pmf(np.arange(13), 12, 0.25)
-    few = slice(0, 7)
-    assert stats.chisquare([*sizes[few], sizes[7:].sum()], [*expected[few], expected[7:].sum()]).pvalue > 1e-3
+    expected = 100 * stats.binom.pmf(np.arange(13), 12, 0.25)
+    few = slice(0, 6)
+    assert stats.chisquare([*sizes[few], sizes[6:].sum()], [*expected[few], expected[6:].sum()]).pvalue > 1e-3
     together = sum(0 in call and 1 in call for call in calls)
-    assert abs(together - 12.5) < 4 * math.sqrt(12.5)
+    assert abs(together - 6.25) < 4 * math.sqrt(6.25)
 
 
 # The noise.
@@ -287,15 +287,15 @@ def test_no_example_moves_the_sum_by_more_than_the_clip_norm(clip: float) -> Non
 
 
 def test_no_group_moves_the_sum_by_more_than_the_clip_norm() -> None:
-    """Groups of 40 examples, of a single example, of the same example 20 times, and of 7."""
-    items = toys.examples(1, 50)
-    groups = [items[:40], items[40:41], [items[42]] * 20, items[43:50]]
+    """Groups of 12 examples, of a single example, of the same example 8 times, and of 4."""
+    items = toys.examples(1, 18)
+    groups = [items[:12], items[12:13], [items[13]] * 8, items[14:]]
     for most in (None, 3):
         found = worst(clipped(objective(), most), groups)
         assert 0.999 * CLIP < found <= CLIP
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("bad", chosen([math.nan, math.inf, 1e38], [math.nan, 1e38]))
 def test_an_example_without_a_finite_gradient_counts_as_zero(bad: float) -> None:
     units = [[item] for item in toys.examples(1, 5)]
 
@@ -319,9 +319,9 @@ def test_a_finite_gradient_whose_square_overflows_is_clipped() -> None:
 
 def test_of_a_group_at_most_so_many_examples_count_and_all_get_their_turn(seen: Callable[[float], Seen]) -> None:
     mechanism, spans = seen(0.0), (range(6), range(6, 9), range(9, 10))
-    given = {"steps": 60, "collate": unnamed, "groups": [0] * 6 + [1] * 3 + [2], "person_examples": 2, "lr": 1e-9}
+    given = {"steps": 30, "collate": unnamed, "groups": [0] * 6 + [1] * 3 + [2], "person_examples": 2, "lr": 1e-9}
     trained(objective(), named(10), full(), mechanism=mechanism, **given)
-    assert [[sum(name in span for name in call) for span in spans] for call in mechanism.steps] == [[2, 2, 1]] * 60
+    assert [[sum(name in span for name in call) for span in spans] for call in mechanism.steps] == [[2, 2, 1]] * 30
     assert {name for call in mechanism.steps for name in call} == set(range(10))
 
 
@@ -342,16 +342,6 @@ def test_passes_of_other_sizes_change_nothing_but_memory(
     assert all((after - done[0]).norm() < 1e-5 * done[0].norm() for after in done[1:])
     assert largest[0] > 1
     assert largest[1:] == [1, 1, 4, 1], "a pass of two is not worth its comparison"
-
-
-def test_dropout_comes_from_the_generator_and_the_global_one_is_left_alone() -> None:
-    state = torch.get_rng_state()
-    one, same, other = (
-        trained(objective(dropout=0.4), toys.examples(1, 8), full(), steps=2, seed=seed)[1].after for seed in (1, 1, 2)
-    )
-    assert toys.same(one, same)
-    assert not toys.same(one, other)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """The public files of a private run depend only on its releases, its settings and public data.
 
 The main test is one of non-interference: two runs over different private data, with different coins and noise, publish the
-same releases. Their public files, reports and exports must then be equal byte for byte.
+same releases. Their public files, reports and exports must then be equal byte for byte. docs/result.schema.json describes every
+result.json, and the report tells of every run that writes one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import jsonschema
 import pytest
 
 from secure_fed.config import RunConfig
@@ -30,6 +32,9 @@ from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
+from tests.secure_fed.conftest import make_private
+from tests.secure_fed.masked_edit import masked
+from tests.secure_fed.pages import Edit, RunFolder, changed, told
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 
@@ -239,12 +244,12 @@ def names(value: Any, table: Table, at: str = "") -> list[str]:
     ids=str,
 )
 def test_every_value_that_is_shown_has_a_source(settings: dict[str, Any], tmp_path: Path) -> None:
-    toys.federation(settings).run(tmp_path / "run")
+    toys.federation({**settings, "federation.rounds": 1}).run(tmp_path / "run")
     tested = dict.fromkeys(("accuracy", "macro_f1", "loss"), published.TEST)
     files = [json.loads((tmp_path / "run" / name).read_text()) for name in ("run.json", "result.json")]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert names(files[0], FACTS) == names(files[1], RESULT) == []
-    assert [names(line, {**tested, **ROUND}) for line in lines] == [[], [], []]
+    assert [names(line, {**tested, **ROUND}) for line in lines] == [[]]
     owned = json.loads((tmp_path / "run" / "private" / "figures.json").read_text())
     assert owned["seconds"] > 0
 
@@ -266,3 +271,122 @@ def test_without_privacy_all_is_told_but_digests(tmp_path: Path) -> None:
     assert result.withheld == {}
     assert result.summary["seconds"] > 0
     assert json.loads((tmp_path / "run" / "run.json").read_text())["partition"]["sizes"] == [5, 8, 11]
+
+
+ROOT = Path(__file__).resolve().parents[2]
+OF_CLIENTS = {"privacy.unit": "client", "privacy.noise_multiplier": 1.0}
+BEHIND_MASKS = {"secure_aggregation.enabled": True, **OF_CLIENTS}
+SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "result.schema.json").read_text(encoding="utf-8"))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def check(result: dict[str, Any]) -> None:
+    """Validates `result` as `jsonschema.validate` does, which also checks the schema at every call."""
+    error = jsonschema.exceptions.best_match(VALIDATOR.iter_errors(result))
+    if error is not None:
+        raise error
+
+
+def result_in(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found | {"membership": found["membership"] or MEMBERSHIP}
+
+
+MEMBERSHIP = {
+    **{"attack": "loss", "unit": "example", "members": 400, "non_members": 380},
+    **{"auc": 0.53, "auc_interval": [0.4, 0.66], "why": ""},
+    "tpr_at_fpr": {
+        "0.01": {"tpr": 0.02, "tpr_interval": [0, 0.1], "fpr": 0.01, "fpr_interval": [0, 0.02]},
+        "0.001": None,
+    },
+}
+
+
+def test_the_schema_is_one_and_describes_every_key() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert all(described["description"] for described in SCHEMA["properties"].values())
+
+
+REALISED = {"result.privacy.realised": {"survivors": 3, "noise_multiplier": 1.2, "epsilon": 2.6}}
+WRONG: dict[str, tuple[Edit, str, dict[str, list[Any]]]] = {  # the part of the result, and wrong values of its entries
+    "open": (
+        changed({}),
+        "",
+        {
+            **{"surprise": [1], "schema": [2], "accuracy": [1.1, "0.9"], "unit": ["nobody"], "rounds": [0]},
+            **{"epsilon": ["none", 1.0], "delta": [1e-5]},  # without a privacy unit
+            **{"sampling_rate": [0], "bytes_up": [1.5], "label_names": ["asthma"]},
+        },
+    ),
+    "private": (
+        make_private,
+        "",
+        {
+            **{"unit": ["none"], "privacy": [None], "epsilon": [None], "epsilon_participants": [None], "delta": [1.0]},
+            **{"noise_multiplier": [None], "epsilon_cumulative": [None], "ended_early": [False]},
+        },
+    ),
+    "guarantee": (make_private, "privacy", {"surprise": [1]}),
+    "realised": (changed(REALISED, masked("distributed")), "privacy.realised", {"surprise": [1]}),
+    "masks": (
+        masked("nothing"),
+        "secure_aggregation",
+        {
+            **{"surprise": [1], "bits": [16], "clients": [2], "failure": [1.5], "survivors": [0]},
+            **{"active": [None], "threshold": [None]},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_schema_accepts_a_result_and_no_wrong_or_missing_value(run_folder: RunFolder, name: str) -> None:
+    edit, part, wrong = WRONG[name]
+    result = result_in(run_folder(edit=edit))
+    check(result)
+    at = result
+    for step in part.split(".") if part else []:
+        at = at[step]
+    cases = [{**at, key: value} for key, values in wrong.items() for value in values]
+    cases += [{key: value for key, value in at.items() if key != lacked} for lacked in at]
+    for case in cases:
+        at.clear()
+        at.update(case)
+        with pytest.raises(jsonschema.ValidationError):
+            check(result)
+
+
+WRITTEN: list[dict[str, Any]] = [
+    {},
+    {**OF_CLIENTS, "federation.cohort": 2},
+    {**OF_CLIENTS, "privacy.noise": "local"},
+    {**OF_CLIENTS, "federation.sampling": "fixed"},
+    {**OF_CLIENTS, "privacy.unit": "example", "federation.cohort": 2},
+    {"secure_aggregation.enabled": True},
+    {**BEHIND_MASKS, "federation.cohort": 3},
+    {**BEHIND_MASKS, "privacy.noise": "distributed", "secure_aggregation.active": True},
+    {**BEHIND_MASKS, "privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 2},
+    {**BEHIND_MASKS, "privacy.noise": "local"},
+    {**BEHIND_MASKS, "privacy.unit": "example"},
+]
+
+
+@pytest.mark.parametrize("settings", chosen(WRITTEN, [WRITTEN[place] for place in (0, 4, 5, 8)]))
+def test_what_runs_write_has_the_schema_and_is_reported_finished_and_unfinished(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    toys.federation({**settings, "federation.rounds": 2}).run(tmp_path / "run")
+    result = result_in(tmp_path / "run")
+    check(result)
+    unit, masks = settings.get("privacy.unit", "none"), settings.get("secure_aggregation.enabled", False)
+    assert result["unit"] == unit
+    assert (result["secure_aggregation"] is not None) == masks
+    for finished in (True, False):
+        text = told(tmp_path / "run")
+        assert "NOT" not in text.split("Every setting")[0]
+        assert ("Its cost" in text) is masks
+        assert ("Its parameters" in text) is (masks and finished)
+        if unit != "none":
+            assert ("This run is (" if finished else "is planned to be (") in text
+            assert f"Protected: {result['privacy']['unit']}." in text
+        (tmp_path / "run" / "result.json").unlink(missing_ok=True)

@@ -46,7 +46,7 @@ CELLS = [
     for bits in ("4bit", "8bit")
     if name not in ON_WHOLE_MODELS and (unit == "none" or unit in card(name).units)
 ]
-QUICK = [("fedlora", "none", "4bit"), ("ffa_lora", "example", "4bit"), ("fra_lora", "example", "8bit")]
+QUICK = [("fedlora", "none", "4bit"), ("fra_lora", "example", "8bit")]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,7 @@ def test_a_model_given_as_an_object_gives_what_its_folder_gives(folder: Path) ->
     assert toys.same(given.run().state.tensors, by_name.run().state.tensors)
 
 
+@pytest.mark.nightly
 def test_masked_and_killed_it_ends_as_it_would_have(folder: Path, tmp_path: Path) -> None:
     masked = settings(folder, "4bit").replace({("secure_aggregation", "enabled"): True})
     whole = Federation(masked).run().state.tensors
@@ -195,6 +196,7 @@ def test_outliers_of_8_bits_move_the_rows_beside_them_so_each_example_has_its_ow
     assert not couples_examples(loaded(folder, "4bit"))
 
 
+@pytest.mark.nightly
 def test_an_encoder_that_reads_each_text_once_reads_it_alone_in_8_bits(
     small_model: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_quantised_model_writes_with_a_cache_what_it_writes_without(folder: Pa
     assert generated(model, prompts, 3)[0] == ids[0, 4:].tolist()
 
 
+@pytest.mark.nightly
 def test_a_run_in_4_bits_is_audited(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Federation(settings(folder, "4bit", evaluation={"audit_fraction": 0.5})).run(tmp_path / "run")
     assert main(["audit", str(tmp_path / "run"), "--attack", "loss", "--json"]) == 0

@@ -68,7 +68,9 @@ def test_nothing_is_kept_unless_asked_and_then_said_and_changes_nothing(updates:
         toys.federation(UPDATES).run()
 
 
-def test_updates_and_states_are_what_travelled(updates: Run) -> None:
+def test_updates_and_states_are_what_travelled_for_the_owner_to_read(updates: Run) -> None:
+    assert stat.S_IMODE(updates.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in updates.folder.iterdir()} == {0o600}
     found, assembly = updates.recorded, updates.federation.assembly
     assert sorted(found.states) == [0, 1, 2, 3]
     assert toys.same(found.states[0], assembly.initial.tensors)
@@ -101,11 +103,6 @@ def test_behind_masks_only_sums_are_there_to_be_kept(updates: Run, tmp_path: Pat
     run.require_own(masked)
     with refused(RunDirectoryError):
         run.require_own(masked, names=run.federation.assembly.problem.names[:2])
-
-
-def test_only_the_owner_may_read_it(updates: Run) -> None:
-    assert stat.S_IMODE(updates.folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(file.stat().st_mode) for file in updates.folder.iterdir()} == {0o600}
 
 
 def test_a_run_that_goes_on_keeps_recording_and_clears_what_a_kill_left(tmp_path: Path) -> None:

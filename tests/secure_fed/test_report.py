@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from secure_fed.errors import RunDirectoryError, StorageError
+from secure_fed.errors import RunDirectoryError
 from secure_fed.report import markup
 from secure_fed.report.markup import Bar, Series, Station
 from secure_fed.report.page import write_report
@@ -291,16 +290,3 @@ def test_rounds_that_a_kill_cut_off_are_left_out(run_folder: RunFolder) -> None:
     assert "Not finished: 3 of 5 rounds done" in told(folder)
     (folder / "metrics.jsonl").unlink()
     assert "Not finished: 0 of 5 rounds done" in told(folder)
-
-
-def test_a_full_disk_leaves_the_old_report(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = run_folder()
-    (folder / "report.html").write_text("old", encoding="utf-8")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with refused(StorageError):
-        write_report(folder)
-    assert (folder / "report.html").read_text(encoding="utf-8") == "old"

@@ -190,14 +190,6 @@ def test_what_a_killed_start_leaves_is_cleared_away_and_is_a_place_for_a_new_run
     assert [file.name for file in path.glob("*.part")] == ["own.part"]
 
 
-def test_a_configuration_alone_is_a_run_that_has_not_begun(tmp_path: Path) -> None:
-    """A kill between the first two files leaves such a directory."""
-    begin(tmp_path)
-    (tmp_path / "run.json").unlink()
-    begin(tmp_path)
-    assert run_store.read_facts(tmp_path)["clients"] == ["a", "b"]
-
-
 # Damage.
 
 
@@ -237,13 +229,6 @@ def test_a_run_that_has_lost_its_checkpoint_is_refused(held: Path) -> None:
         with refused(RunDirectoryError):
             restored(held)
         (held / "metrics.jsonl").write_text('{"round": 1}\n')
-
-
-@pytest.mark.parametrize("name", ["config.json", "run.json"])
-def test_a_damaged_json_file_is_refused_by_name(held: Path, name: str) -> None:
-    (held / name).write_text('{"model": ')
-    with refused(RunDirectoryError):
-        begin(held)
 
 
 @pytest.mark.parametrize("torn", ['{"round": 2, "acc', '{"round": 2}', "7\n", "{}\n", "\0\0\0\0"])

@@ -107,19 +107,6 @@ def test_clients_that_account_for_themselves_have_as_many_turns_as_the_order_giv
     assert plan.participations == cap
 
 
-def test_a_lazy_federation_takes_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from secure_fed.learning import problem
-    from tests.secure_fed.test_registered import CLIENTS, OnDemand, settings
-
-    monkeypatch.setattr(problem, "MANY", CLIENTS)
-    train = OnDemand()
-    built = toys.federation(settings("client", **{"federation.sampling": "schedule"}), train=train)
-    built.run()
-    taken = [client for turn in range(3) for client in order_of(built).of_round(turn)]
-    assert set(train.asked) == set(taken)
-    assert len(set(taken)) == 12, "each at most once in ten rounds"
-
-
 # Refusals by clients.
 
 

@@ -58,11 +58,6 @@ def test_sums_and_lies_are_shown_as_tables(told: Told) -> None:
     assert "exact, bit for bit" in told(*RING, "--active")[1]
 
 
-def test_probabilities_are_shown_as_powers_of_two() -> None:
-    shown = [secagg_command._power(probability) for probability in (0.0, 2.0**-40, 3e-7, 0.75, 1.0)]
-    assert shown == ["probability 0", *(f"probability {what}" for what in ("2^-40.0", "2^-21.7", "0.75", "1"))]
-
-
 def test_a_sum_as_json(told: Told) -> None:
     status, out, _ = told(*SMALL, "--active", "--json")
     facts = json.loads(out)

@@ -1,4 +1,7 @@
-"""No command is silent for long on a terminal, however slow its model: the one place where tests measure time."""
+"""No command is silent for long on a terminal, however slow its model: the one place where tests measure time, at night.
+
+On every change, `test_trial_results.py` shows that a run says what it does, and `test_activity.py` that a terminal shows it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from secure_fed.learning.data.notes import LABELS
 from secure_fed.learning.models.locate import locate
 from tests.terminal import Seen, seen
 
+pytestmark = pytest.mark.nightly
 SLOW = Path(__file__).parents[1] / "slow_model.py"
 LONGEST = 5.0  # seconds of silence
 START = 15.0  # seconds until the first word, which Python's own start on a loaded machine takes part of
@@ -46,7 +50,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
     return folder, ran(folder, 0.1, "train", *RUN, *PRIVATE, "--out=run")
 
 
-@pytest.mark.slow
 def test_before_its_trials_a_run_shows_its_guarantee_and_then_how_far_they_are(trained: tuple[Path, Seen]) -> None:
     text = trained[1].plain
     shown = [text.index(part) for part in ("loading the model", "guarantee: (", "noise: ", "cost: epsilon")]
@@ -56,13 +59,11 @@ def test_before_its_trials_a_run_shows_its_guarantee_and_then_how_far_they_are(t
     assert max(shown) < checked < compared < text.index("evaluating in batches: 1 of ")
 
 
-@pytest.mark.slow
 def test_answering_texts_is_not_silent(trained: tuple[Path, Seen]) -> None:
     (trained[0] / "texts.txt").write_text("no fever\n", encoding="utf-8")
     assert "labelling texts in batches: 1 of 1" in ran(trained[0], 7.0, "predict", "run", "texts.txt").plain
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("seconds", "arguments"),
     [
@@ -80,14 +81,12 @@ def test_no_command_is_silent(trained: tuple[Path, Seen], seconds: float, argume
     ran(trained[0], seconds, *arguments)
 
 
-@pytest.mark.nightly
 def test_a_comparison_is_not_silent(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.toml").write_text('[method]\nname = "ffa_lora"\n', encoding="utf-8")
     ran(tmp_path, 0.3, "compare", "one.toml", "two.toml", "--seeds=0", *RUN, *PRIVATE, "--out=both")
 
 
-@pytest.mark.nightly
 def test_an_audit_of_any_model_is_not_silent(trained: tuple[Path, Seen]) -> None:
     folder = trained[0]
     ran(folder, 0.0, "export", "run", "whole", "--merged")

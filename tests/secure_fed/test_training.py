@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -438,3 +439,7 @@ def test_batches_of_any_nesting_reach_the_device() -> None:
     assert moved["b"][1] == "word"
     assert moved["c"][0].is_meta
     assert moved["c"][1] is None
+    pair = namedtuple("Pair", ["text", "label"])
+    moved_pair = to_device(pair(torch.zeros(2), torch.ones(2)), torch.device("cpu"))
+    assert isinstance(moved_pair, pair)
+    assert torch.equal(moved_pair.label, torch.ones(2))

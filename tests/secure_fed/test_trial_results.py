@@ -7,8 +7,9 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from privacy.entropy import SeededEntropy
+from secure_fed.activity import shown_by
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate, per_token
@@ -37,6 +39,14 @@ def parts(objective: Objective, collate: Any = PAD_0) -> dict[str, str]:
     objective.kept.files = [Path("unused")]
     found = objective.surroundings(collate, ["classifier.weight", "classifier.bias"])
     assert found is not None
+    return found
+
+
+@cache
+def usual_parts() -> dict[str, str]:
+    """They are the same for another model with the same weights."""
+    found = parts(made())
+    assert parts(made()) == found
     return found
 
 
@@ -86,8 +96,7 @@ def patched(target: str, value: Any) -> Callable[[pytest.MonkeyPatch], dict[str,
 def test_a_part_that_differs_changes_the_key(
     part: str, after: Callable[[pytest.MonkeyPatch], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = parts(made())
-    assert parts(made()) == before
+    before = usual_parts()
     other = after(monkeypatch)
     assert other[part] != before[part]
     found = []
@@ -158,8 +167,11 @@ def private(config: RunConfig) -> Federation:
     return Federation(config, model=model, train=[TEXTS, TEXTS], test=TEXTS, entropy=SeededEntropy(1))
 
 
-def test_a_second_run_compares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is small, so that examples share passes, and texts have two widths."""
+def test_a_run_says_how_far_its_trials_are_and_a_second_run_compares_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is small, so that examples share passes, and texts have two widths. The guarantee is told before any trial."""
+    told: list[str] = []
     compared: list[tuple[int, ...]] = []
     agreeing = packing.agreeing_sizes
 
@@ -172,9 +184,16 @@ def test_a_second_run_compares_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
     def train(out: Path) -> None:
         settings = {"training.batch_size": 12, "method.modules_to_save": []}
-        private(toys.config({**UNIT, **settings})).run(out)
+        built = private(toys.config({**UNIT, **settings}))
+        built.callbacks.append(SimpleNamespace(on_promise=lambda sentences: told.append("promised")))
+        with shown_by(lambda what, began: told.append(what or "")):
+            built.run(out)
 
     train(tmp_path / "first")
+    trials = ("checking that each example's loss is its own", "checking how many examples can share a pass")
+    order = [next(at for at, said in enumerate(told) if what in said) for what in ("promised", *trials)]
+    assert order == sorted(order)
+    assert any("evaluating in batches" in said for said in told[order[-1] :])
     assert 1 <= len(compared) <= 2, "at most one comparison a width"
     assert user_file() == tmp_path / "cache" / "secure-fed" / PASS_SIZES
     beside = json.loads((tmp_path / "first" / "private" / PASS_SIZES).read_text())
