@@ -33,7 +33,15 @@ def untrained(tokenizer: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=len(tokenizer), **sizes, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, attn_pdrop=0.0)
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            **sizes,
+            bos_token_id=0,
+            eos_token_id=0,
+            embd_pdrop=0.0,
+            resid_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
     ).eval()
 
 

@@ -8,7 +8,6 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from html import unescape
 from itertools import combinations
 from pathlib import Path
@@ -21,8 +20,8 @@ from scipy.stats import hypergeom, norm, rankdata
 
 from attacks.any_model import outputs, signals
 from attacks.any_model.outputs import require_head
-from attacks.any_model.report import ALPHA, _found, above_by_chance, audited, judged
-from attacks.any_model.subject import Asked, Texts, Tokens, _distinct, _parts, opened
+from attacks.any_model.report import ALPHA, _found, above_by_chance, judged
+from attacks.any_model.subject import Tokens
 from attacks.evidence.baseline import Baseline
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig
@@ -33,6 +32,7 @@ from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
 from secure_fed.runs import roc
 from tests.attacks.refusals import Capsys, refusals
+from tests.cells import chosen
 from tests.golden import refused
 
 TEXTS, LENGTH = 40, 24
@@ -79,12 +79,11 @@ def trained(place: Path, some: Sequence[dict[str, Any]], steps: int) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members, others, and two adapters trained by plain PEFT: one on the members, one on other texts."""
+    """Members, others, and an adapter trained by plain PEFT on the members."""
     tmp = tmp_path_factory.mktemp("others")
-    for seed, name in enumerate(("members", "others", "elsewhere")):
+    for seed, name in enumerate(("members", "others")):
         written(tmp / f"{name}.jsonl", rows(TEXTS, seed))
     trained(tmp / "adapter-members", rows(TEXTS, 0), 24)
-    trained(tmp / "adapter-elsewhere", rows(TEXTS, 2), 4)
     return tmp
 
 
@@ -106,13 +105,16 @@ def audit(folder: Path, adapter: str, *more: Any) -> list[str]:
     return [*map(str, (*model, *texts, "--max-length", LENGTH, "--labels", ",".join(KINDS), *more))]
 
 
-def test_an_adapter_that_learned_the_members_is_found_and_another_not(
-    folder: Path, tmp_path: Path, capsys: Capsys
+def test_an_adapter_that_learned_the_members_is_found(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
-    """A pipeline learns it by the exit status. A signal of the user's own stands beside the others."""
-    scores, own = tmp_path / "scores.csv", tmp_path / "sharper.py"
+    """A pipeline learns it by the exit status. A signal of the user's own stands beside the others. The page says the verdict
+    first, and holds no text.
+    """
+    scores, own, out = tmp_path / "scores.csv", tmp_path / "sharper.py", tmp_path / "some" / "audit"
+    monkeypatch.setattr("attacks.any_model.report._drawing", lambda *given: "")
     own.write_text("def scores(subject):\n    return -(subject.losses() ** 2)\n")
-    more = ("--json", "--fail-above", "auc=0.6", "--scores", scores, "--attack", own)
+    more = ("--json", "--fail-above", "auc=0.6", "--scores", scores, "--attack", own, "--out", out)
     assert main(audit(folder, "members", *more)) == 4
     told, said = capsys.readouterr()
     assert "is above --fail-above auc=0.6" in said
@@ -131,20 +133,42 @@ def test_an_adapter_that_learned_the_members_is_found_and_another_not(
     members, others = (np.array([float(line["loss"]) for line in lines if line["member"] == one]) for one in "10")
     assert members.mean() > others.mean()
     assert scores.stat().st_mode & 0o777 == 0o600
+    page = (out / "audit.html").read_text(encoding="utf-8")
+    heads = ("The model gives away", "Of 100 such", "Every signal", "Why no epsilon", "does not prove")
+    said_at = [page.index(one) for one in heads]
+    assert said_at == sorted(said_at)
+    assert not any(row["text"] in page for row in rows(TEXTS, 0))
+    assert json.loads((out / "audit.json").read_text(encoding="utf-8"))["verdict"] == "leak"
+    assert {path.stat().st_mode & 0o77 for path in (out, *out.iterdir())} == {0}
+
+
+@pytest.mark.nightly
+def test_an_adapter_that_learned_other_texts_gives_nothing_away(folder: Path, capsys: Capsys) -> None:
+    trained(folder / "adapter-elsewhere", rows(TEXTS, 2), 4)
     assert main(audit(folder, "elsewhere", "--json", "--fail-above", "auc=0.999")) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "nothing"
 
 
-def test_a_split_by_date_voids_an_audit_though_no_text_says_it(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
+@pytest.mark.parametrize("by", chosen(["dates", "words and labels"], ["dates"]))
+def test_a_split_by_dates_or_words_alone_voids_an_audit(by: str, folder: Path, tmp_path: Path, capsys: Capsys) -> None:
     files: list[Any] = []
     for option, seed, year in (("--members", 0, 2019), ("--non-members", 1, 2021)):
-        dated = [{**row, "when": f"{year}-03-{1 + number % 28:02}"} for number, row in enumerate(rows(TEXTS, seed))]
+        seen = "seen in march. " if seed and by != "dates" else ""
+        dates = [f"{year if by == 'dates' else 2020}-03-{1 + number % 28:02}" for number in range(TEXTS)]
+        some = zip(rows(TEXTS, seed), dates, strict=True)
+        dated = [{**row, "text": seen + row["text"], "when": when} for row, when in some]
         files += [option, written(tmp_path / f"{year}.jsonl", dated)]
-    assert main(audit(folder, "members", "--json", "--date", "when", *files)) == 0
-    found = json.loads(capsys.readouterr().out)
+    more = ("--out", tmp_path / "out", "--json", "--fail-above", "auc=0.99")
+    assert main(audit(folder, "members", "--date", "when", *files, *more)) == 5
+    told, said = capsys.readouterr()
+    found = json.loads(told)
     assert found["verdict"] == "void"
-    assert found["sentences"][0].startswith("Members and others differ by their dates alone")
-    assert {one["by"]: one["at_chance"] for one in found["baselines"]}["dates"] is False
+    assert found["sentences"][0].startswith(f"Members and others differ by their {by} alone")
+    assert "cannot be judged" in said
+    page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
+    assert "This audit cannot tell" in page
+    assert "<svg" not in page
+    assert "so this is no property of the model" in page
 
 
 def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -211,21 +235,14 @@ def test_what_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, capsys:
     refusals("any_model", calls, capsys, hide=r"(?<=fit the model )\(.*?\)(?=: name)")
 
 
-def test_copies_of_a_row_count_once(folder: Path, tmp_path: Path) -> None:
-    some = rows(TEXTS, 0)
-    place = written(tmp_path / "members.jsonl", [*some, *some[:9], {**some[0], "label": "kind 9"}, *rows(TEXTS, 0)])
-    files = place, folder / "others.jsonl"
-    asked = Asked("builtin/tiny", *files, DataConfig("", "of the user"), labels=(*KINDS, "kind 9"), max_length=LENGTH)
-    assert _distinct(_parts(asked, tasks.build(asked.data))[0]) == (*range(TEXTS), TEXTS + 9)
-
-
 def test_a_score_stands_beside_its_row_of_the_file(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file with copies has the same scores as one without, and each row is that of its text."""
     monkeypatch.setattr("attacks.any_model.report._drawing", lambda *given: "")
     some, found = rows(TEXTS, 0), []
-    for number, rows_of_file in enumerate((some, [*some[:3], *some[:3], *some[3:]])):
+    copies = [*some[:3], *some[:3], *some[3:]]
+    for number, rows_of_file in enumerate((some, copies)):
         place = written(tmp_path / f"{number}.jsonl", rows_of_file)
         out = tmp_path / f"out{number}"
         more = ("--members", str(place), "--out", str(out), "--show-texts", "--scores", str(tmp_path / "scores.csv"))
@@ -356,26 +373,6 @@ def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: Cap
         assert all(areas[name] > 0.6 for name in more)
 
 
-@pytest.mark.nightly
-def test_whole_audits_of_fair_splits_are_void_or_a_leak_as_rarely_as_they_say(folder: Path) -> None:
-    """200 audits of a model that saw none of the texts, each with other halves as members: at most 5 % of either verdict.
-
-    Both counts are beyond 19 with a probability of 1/400 if the levels are kept, and all audits share their 80 texts.
-    """
-    files = folder / "members.jsonl", folder / "others.jsonl"
-    adapter = folder / "adapter-elsewhere"
-    asked = Asked("builtin/tiny", *files, DataConfig("x"), adapter=adapter, labels=KINDS, max_length=LENGTH)
-    subject = opened(asked)
-    rng, levels = np.random.default_rng(0), []
-    for _ in range(200):
-        mixed = subject.texts.rows.take(rng.permutation(2 * TEXTS).tolist())
-        texts = Texts(mixed, TEXTS, subject.task.encode(subject.tokenizer, mixed, LENGTH))
-        levels.append(audited(replace(subject, texts=texts), lambda what: None).verdict.level)
-    assert levels.count("leak") <= 19
-    assert levels.count("void") <= 19
-    assert set(levels) == {"leak", "void", "nothing"}
-
-
 def test_equal_scores_have_the_probability_of_permutations() -> None:
     """The normal limit would have .0015 for the first, and call half of such scores a leak among five signals."""
     members, others = np.r_[1.0, np.zeros(9)], np.r_[np.ones(10), np.zeros(990)]
@@ -387,34 +384,3 @@ def test_equal_scores_have_the_probability_of_permutations() -> None:
         assert above_by_chance(scores[:4], scores[4:]) == pytest.approx(np.mean(np.array(sums) >= sums[0]), abs=0.03)
     assert above_by_chance(np.ones(20), np.zeros(20)) == 1 / 2000
     assert above_by_chance(np.arange(100.0, 200.0), np.arange(100.0)) < 1e-30, "without equal scores by the law itself"
-
-
-# Files.
-
-
-def test_the_page_says_the_verdict_first_and_holds_no_text(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
-    out = tmp_path / "some" / "audit"
-    assert main(audit(folder, "members", "--out", out)) == 0
-    assert f"report: {out / 'audit.html'}" in capsys.readouterr().out
-    page = (out / "audit.html").read_text(encoding="utf-8")
-    heads = ("The model gives away", "Of 100 such", "Every signal", "Why no epsilon", "does not prove")
-    said = [page.index(one) for one in heads]
-    assert said == sorted(said)
-    assert not any(row["text"] in page for row in rows(TEXTS, 0))
-    assert json.loads((out / "audit.json").read_text(encoding="utf-8"))["verdict"] == "leak"
-    assert {path.stat().st_mode & 0o77 for path in (out, *out.iterdir())} == {0}
-
-
-def test_texts_that_differ_by_their_words_alone_void_the_audit(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
-    dated = [{**row, "text": "seen in march. " + row["text"]} for row in rows(TEXTS, 1)]
-    others = ("--non-members", written(tmp_path / "dated.jsonl", dated))
-    assert main(audit(folder, "members", *others, "--out", tmp_path / "out", "--json", "--fail-above", "auc=0.99")) == 5
-    told, said = capsys.readouterr()
-    found = json.loads(told)
-    assert found["verdict"] == "void"
-    assert found["sentences"][0].startswith("Members and others differ by their words and labels alone")
-    assert "cannot be judged" in said
-    page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
-    assert "This audit cannot tell" in page
-    assert "<svg" not in page
-    assert "so this is no property of the model" in page

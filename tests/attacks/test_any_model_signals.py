@@ -175,17 +175,20 @@ def of_files(config: RunConfig, train: Path) -> RunConfig:
     return config.replace(own)
 
 
+def run_in(place: Path, *settings: str) -> Path:
+    """Members, others, a configuration, and the adapter that it trains on the members, with these settings."""
+    written(place / "members.jsonl", labelled(0, TEXTS))
+    written(place / "others.jsonl", labelled(TEXTS, TEXTS))
+    (place / "config.toml").write_text(CONFIG)
+    federation = Federation(of_files(RunConfig.load(place / "config.toml", list(settings)), place / "members.jsonl"))
+    federation.export(federation.run().state, place / "adapter")
+    return place
+
+
 @pytest.fixture(scope="module")
 def run_of_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Members, others, a configuration, and the adapter that it trains on the members."""
-    tmp = tmp_path_factory.mktemp("shadows")
-    written(tmp / "members.jsonl", labelled(0, TEXTS))
-    written(tmp / "others.jsonl", labelled(TEXTS, TEXTS))
-    (tmp / "config.toml").write_text(CONFIG)
-    federation = Federation(of_files(RunConfig.load(tmp / "config.toml"), tmp / "members.jsonl"))
-    result = federation.run()
-    federation.export(result.state, tmp / "adapter")
-    return tmp
+    """Of one short round."""
+    return run_in(tmp_path_factory.mktemp("shadows"), "federation.rounds=1", "training.epochs=1")
 
 
 def with_shadows(run_of_half: Path, *more: str) -> list[str]:
@@ -251,8 +254,8 @@ def test_the_scores_are_those_of_a_naive_computation() -> None:
 
 
 @pytest.mark.nightly
-def test_a_model_that_learned_by_heart_is_found_by_its_shadows(run_of_half: Path, capsys: Capsys) -> None:
-    assert main(with_shadows(run_of_half, "--json")) == 0
+def test_a_model_that_learned_by_heart_is_found_by_its_shadows(tmp_path: Path, capsys: Capsys) -> None:
+    assert main(with_shadows(run_in(tmp_path), "--json")) == 0
     told, said = capsys.readouterr()
     found = json.loads(told)
     assert found["shadows"] == COUNT

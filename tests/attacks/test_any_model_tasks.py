@@ -148,7 +148,6 @@ def test_questions_and_tags_are_read_as_the_options_say(folder: Path, tmp_path: 
     refusals("any_model_tasks", calls, capsys, hide=r"(?<=cannot be loaded )\(.*?\)(?=; give)")
     assert main(audit(folder, "answers", "question_answering", *some, "--unanswerable")) == 0
     assert json.loads(capsys.readouterr().out)["members"] > 0
-    assert main(audit(folder, "answers", "question_answering", "--max-length", "40", "--stride", "8")) == 0
 
 
 def test_a_training_on_questions_can_be_prepared(folder: Path, tmp_path: Path, capsys: Capsys) -> None:

@@ -19,7 +19,6 @@ from scipy import stats
 
 from attacks.evidence.baseline import Baseline, baseline, blind, dated, lengths, when
 from tests.golden import refused
-from tests.test_imports import NOTHING, probe
 
 VOCABULARY = 500
 EVERYDAY = 1.0 / np.arange(1, VOCABULARY + 1)
@@ -53,21 +52,11 @@ def fair(n: int, rng: np.random.Generator) -> Bools:
 
 def test_fair_coins_are_at_chance() -> None:
     """Except for one time in forty, whatever the words are."""
-    rng, runs = np.random.default_rng(0), 5
+    rng, runs = np.random.default_rng(0), 3
     found = [judged(units(60, rng, lambda _: text(rng)), fair(60, rng), seed) for seed in range(runs)]
     assert sum(not one.at_chance for one in found) <= stats.binom.isf(1e-3, runs, 1 / 40)
     # Who is scored by a regression that was trained on it, too, is told with certainty, and shufflings are as well.
     assert np.mean([one.ranking.auc for one in found]) == pytest.approx(0.5, abs=0.15)
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("n", [24, 60])
-def test_fair_coins_are_at_chance_as_often_as_said(n: int) -> None:
-    rng, runs = np.random.default_rng(n), 150
-    every = [baseline(units(n, rng, lambda _: text(rng)), fair(n, rng), seed) for seed in range(runs)]
-    found = [one for one in every if isinstance(one, Baseline)]
-    assert sum(not one.at_chance for one in found) <= stats.binom.isf(1e-3, runs, 1 / 40)
-    assert np.mean([one.ranking.auc for one in found]) == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.nightly
@@ -101,13 +90,12 @@ def test_a_split_by_labels_that_are_no_classes_is_caught(label: Callable[[bool, 
     made = [label(bool(member), float(rng.random())) for member in members]
     told = [Unit([{"input_ids": text(rng), "labels": np.minimum(one, 1) if np.ndim(one) else one}]) for one in made]
     assert not judged(told, members).at_chance
-    assert judged(told, fair(n, rng)).at_chance
 
 
 def test_copies_that_share_a_coin_are_caught() -> None:
     """They are no units: what one of them tells, the other has learnt."""
     rng = np.random.default_rng(4)
-    of, truth = units(60, rng, lambda _: text(rng)), fair(60, rng)
+    of, truth = units(40, rng, lambda _: text(rng)), fair(40, rng)
     assert not judged(of * 2, np.tile(truth, 2)).at_chance
 
 
@@ -143,14 +131,9 @@ def test_what_has_no_baseline_says_why() -> None:
     assert (found.ranking.auc, found.at_chance) == (0.5, True)
 
 
-def test_importing_loads_nothing_heavy() -> None:
-    found, _ = probe("import attacks.evidence.baseline", "import attacks.evidence.bounds")
-    assert found == dict.fromkeys(found, NOTHING)
-
-
 def test_labels_that_fit_the_words_on_one_side_alone_are_caught() -> None:
     """As often as each other on both sides, as the words are: a model that knows them both would seem to know its members."""
-    rng, n = np.random.default_rng(0), 60
+    rng, n = np.random.default_rng(0), 40
     classes, members = rng.integers(2, size=2 * n), np.arange(2 * n) < n
     told = [[400 + classes[i], *text(rng, length=5)] for i in range(2 * n)]
     some = [Unit([{"input_ids": words, "labels": int(classes[i] ^ (i >= n))}]) for i, words in enumerate(told)]

@@ -43,11 +43,9 @@ def test_golden_numbers_of_one_run(m: int, r: int, v: int, delta: float, epsilon
     assert bounds.one_run_epsilon(m, r, v, delta, 0.05) == pytest.approx(epsilon, abs=5e-4)
 
 
-def test_other_golden_numbers() -> None:
+def test_a_golden_number_of_the_gaussian_curve() -> None:
     mu, epsilon = bounds.one_run_fdp(1000, 200, 190, 1e-5, 0.05)
     assert (mu, epsilon) == (pytest.approx(0.908, abs=5e-4), pytest.approx(3.916, abs=5e-4))
-    for tp, n, expected in ((500, 500, 4.906), (100, 500, 3.116), (5000, 5000, 7.21)):
-        assert bounds.clopper_pearson_epsilon(tp, n, 0, n, 0.0, 0.05) == pytest.approx(expected, abs=2e-3)
 
 
 def naive_p(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -97,10 +95,7 @@ def most_likely(m: int, r: int, v: int, mu: float) -> float:
     return -float(done.fun)
 
 
-@pytest.mark.parametrize(
-    ("m", "r", "v"),
-    chosen([(10, 10, 9), (10, 10, 10), (40, 12, 11), (200, 8, 8), (20, 20, 16)], [(10, 10, 9), (200, 8, 8)]),
-)
+@every(("m", "r", "v"), [(10, 10, 9), (200, 8, 8)])
 def test_the_gaussian_bound_is_where_the_most_likely_law_meets_the_significance(m: int, r: int, v: int) -> None:
     mu, _ = bounds.one_run_fdp(m, r, v, 1e-5, 0.05)
     assert mu > 0.05
@@ -145,37 +140,13 @@ def responses(m: int, epsilon: float, rng: np.random.Generator, delta: float = 0
     return np.where(printed, np.where(members, 2.0, -1.0), told.astype(float)), members
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "m"),
-    chosen([(0.0, 0.0, 200), (1.0, 0.0, 60), (2.0, 1e-3, 60), (4.0, 0.0, 100)], [(1.0, 0.0, 60)]),
-)
+@pytest.mark.parametrize(("epsilon", "delta", "m"), chosen([(1.0, 0.0, 60), (2.0, 1e-3, 60)], [(1.0, 0.0, 60)]))
 def test_no_more_than_a_mechanisms_epsilon_is_found(epsilon: float, delta: float, m: int) -> None:
     rng, runs = np.random.default_rng(0), 100
     found = [lower_bound(*responses(m, epsilon, rng, delta), delta, 0.05, seed).epsilon for seed in range(runs)]
     bounded = [one for one in found if one is not None]
     assert bounded, "so many units can show something"
     assert sum(one > epsilon for one in bounded) <= within(0.05, runs)
-
-
-@pytest.mark.parametrize("epsilon", chosen([0.5, 1.0, 3.0], [1.0]))
-def test_the_bound_is_near_for_many_units(epsilon: float) -> None:
-    """The Gaussian curve fitted to randomised response has a larger epsilon, and so it makes no violation."""
-    found: Any = lower_bound(*responses(10_000, epsilon, np.random.default_rng(1)), 1e-5, 0.05)
-    assert 0.85 * epsilon < found.epsilon <= epsilon
-    assert found.guesses >= 500
-    assert found.gaussian_epsilon > epsilon
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("mu", "m"), [(1.0, 60), (0.3, 150), (3.0, 150)])
-def test_no_more_than_a_gaussian_mechanisms_mu_is_found(mu: float, m: int) -> None:
-    rng, runs, exceeded = np.random.default_rng(3), 50, 0
-    epsilon = bounds.gaussian_epsilon(mu, 1e-5)
-    for seed in range(runs):
-        members = rng.random(m) < 0.5
-        found: Any = lower_bound(rng.normal(size=m) + mu * members, members, 1e-5, 0.05, seed)
-        exceeded += found.mu > mu or (found.epsilon or 0.0) > epsilon
-    assert exceeded <= within(0.05, runs)
 
 
 def test_a_mechanism_without_noise_violates_what_it_promises() -> None:
@@ -194,14 +165,6 @@ def null_rate(choice: Callable[[Floats, Bools, int], float], m: int, runs: int) 
     """The rate at which a choice reports a leak for uninformative scores."""
     rng = np.random.default_rng(0)
     return sum(choice(rng.normal(size=m), rng.random(m) < 0.5, seed) > 0 for seed in range(runs)) / runs
-
-
-@pytest.mark.nightly
-def test_the_best_of_many_guess_counts_without_correction_is_chances_work() -> None:
-    """440 ways to guess 400 units, each wrong one time in twenty, are wrong together in nearly half of all runs."""
-    grid = [Guesses(i / 40, j / 40) for i in range(21) for j in range(21) if i + j]
-    best = null_rate(lambda scores, members, seed: max(way(scores, members, 0.05) for way in grid), 400, 300)
-    assert 0.35 < best < 0.55
 
 
 def some_way(scores: Floats, members: Bools, seed: int) -> float:
@@ -231,15 +194,11 @@ def test_equal_scores_are_guessed_in_an_order_that_knows_no_members() -> None:
     assert bounds.clopper_pearson_epsilon(0, 100, 100, 100, 0.0, 0.05) == 0.0
 
 
-@every("m", [8, 9, 20, 21])
-def test_few_units_show_little_but_something(m: int) -> None:
-    members = np.arange(m) % 2 == 0
-    found: Any = lower_bound(members * 1.0, members, 0.0, 0.05)
-    assert 0 < found.epsilon <= bounds.one_run_epsilon(m, m, m, 0.0, 0.05)
-
-
 def test_where_nothing_can_be_shown_that_is_said() -> None:
-    """Of so few units, and where delta is large for so many."""
+    """Of so few units, and where delta is large for so many. From eight units on something is."""
+    for m in (8, 9, 20, 21):
+        of_few: Any = lower_bound(np.arange(m) % 2 * 1.0, np.arange(m) % 2 == 1, 0.0, 0.05)
+        assert 0 < of_few.epsilon <= bounds.one_run_epsilon(m, m, m, 0.0, 0.05)
     for m in (0, 1, 7):
         found = lower_bound(np.arange(float(m)), np.ones(m, dtype=bool), 0.0, 0.05)
         assert found == Bound(None, f"{m} units cannot show anything at delta 0, however right every guess", 0.05)

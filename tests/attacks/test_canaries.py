@@ -23,7 +23,6 @@ from attacks.evidence import judge
 from attacks.evidence.bounds import lower_bound
 from attacks.evidence.judge import independent
 from secure_fed.learning.training.canary_directions import direction
-from secure_fed.runs import roc
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.attacks import canaried
@@ -49,14 +48,11 @@ def bounds(scores: Any, case: Case) -> tuple[float, float]:
 
 BROKEN: tuple[tuple[dict[str, Any], list[int]], ...] = (
     (MUCH_NOISE, CLIENTS),
-    ({**MUCH_NOISE, "method.name": "ffa_lora"}, CLIENTS),
     ({**MUCH_NOISE, "method.name": "fra_then_ffa", "method.switch_round": 1}, CLIENTS),
-    ({**canaried.EXAMPLES, "privacy.noise_multiplier": 10.0}, EXAMPLES),
     ({**canaried.EXAMPLES, "privacy.noise_multiplier": 10.0, "training.optimizer": "adamw"}, EXAMPLES),
 )
 HOLDS: tuple[tuple[dict[str, Any], list[int]], ...] = (
     (NOISED, CLIENTS),
-    (MUCH_NOISE, CLIENTS),
     ({**NOISED, "method.name": "fra_lora"}, CLIENTS),
     (EXAMPLES_NOISED, EXAMPLES),
 )
@@ -64,9 +60,7 @@ HOLDS: tuple[tuple[dict[str, Any], list[int]], ...] = (
 
 @pytest.mark.parametrize(
     ("settings", "sizes", "noise"),
-    chosen(
-        [*((*one, False) for one in BROKEN), *((*one, True) for one in HOLDS)], [(*BROKEN[0], False), (*HOLDS[0], True)]
-    ),
+    chosen([*((*one, False) for one in BROKEN), *((*one, True) for one in HOLDS)], [(*HOLDS[0], True)]),
 )
 def test_they_contradict_the_guarantee_where_the_noise_that_is_due_is_missing(
     settings: dict[str, Any], sizes: list[int], noise: bool
@@ -76,6 +70,7 @@ def test_they_contradict_the_guarantee_where_the_noise_that_is_due_is_missing(
     finding: Any = canary_cosine.run(case, Settings())
     if noise:
         assert max(bounds(finding.scores, case)) <= epsilon
+        assert canary_cosine.null_p_value(finding.scores[~case.assembly.audit_pool.members]) > 1e-2
     else:
         assert canaried.auc(finding.scores, case) > 0.9
         assert epsilon < min(bounds(finding.scores, case))
@@ -97,6 +92,9 @@ def test_scores_of_those_held_out_are_standard_normal(vantage: str) -> None:
     assert measured["null_std"] == pytest.approx(1, abs=0.2)
     assert measured["dimension"] == Layout.of(case.assembly.initial.tensors).size
     assert measured["rounds"] == (3 if vantage == "fellow_client" else 1)
+    found = releases(case, "")
+    assert [id(one) for one in spaced(found, 2)] == [id(one) for one in (found[0], found[-1])][: len(found)]
+    assert canary_cosine.run(case, Settings(max_rounds=2)).measured["rounds"] == min(len(found), 2)
     assert canary_cosine.null_p_value(2 * held_out) < 1e-2  # a score of another scale is noticed
     assert canary_cosine.null_p_value(held_out + 1) < 1e-2
 
@@ -110,14 +108,6 @@ def test_a_score_is_the_cosine_with_the_sum_of_unit_vectors_by_hand() -> None:
     for unit, score in zip(case.units, found, strict=True):
         u = layout.flatten(direction(unit.name, case.assembly.config.federation.seed, layout), torch.float64)
         assert score == pytest.approx(float(u @ total / total.norm()) * math.sqrt(layout.size), abs=1e-4)
-
-
-@pytest.mark.nightly
-def test_products_of_factors_are_scaled_to_what_fresh_directions_have() -> None:
-    case, _ = canaried.case({**NOISED, "method.name": "fra_lora"}, CLIENTS)
-    finding: Any = canary_cosine.run(case, Settings())
-    assert not finding.measured["null_is_exact"]
-    assert canary_cosine.null_p_value(finding.scores[~case.assembly.audit_pool.members]) > 1e-2
 
 
 # What each adversary has.
@@ -148,28 +138,6 @@ def test_the_sums_are_preferred_to_states_and_own_updates_to_sums() -> None:
     assert (finding.scores[~np.array(unseen)] != 0).all()
 
 
-def test_the_sum_before_its_noise_tells_what_the_noised_model_does_not() -> None:
-    case, _ = canaried.case(MUCH_NOISE, CLIENTS)
-    seed, layout = case.assembly.config.federation.seed, Layout.of(case.assembly.initial.tensors)
-    inside = [unit for unit, member in zip(case.units, case.assembly.audit_pool.members, strict=True) if member]
-    sent = [Update(0, unit.name, "change", direction(unit.name, seed, layout), 1.0) for unit in inside]
-    behind = Seen("secure_server", case.seen.final, case.seen.states, sums_of(sent))
-    by_sum: Any = canary_cosine.run(Case(case.assembly, behind, canaried.never), Settings()).scores
-    by_state: Any = canary_cosine.run(case, Settings()).scores
-    assert canaried.auc(by_sum, case) > 0.99
-    assert canaried.auc(by_state, case) < 0.7
-
-
-def test_rounds_are_looked_at_evenly() -> None:
-    case, _ = canaried.case({**NOISED, "federation.rounds": 7, "federation.cohort": 12}, [2] * 24)
-    found = releases(case, "")
-    assert len(found) == 7
-    places = [id(one) for one in found]
-    assert [places.index(id(one)) for one in spaced(found, 3)] == [0, 3, 6]
-    assert [places.index(id(one)) for most in (7, None) for one in spaced(found, most)] == [*range(7), *range(7)]
-    assert canary_cosine.run(case, Settings(max_rounds=3)).measured["rounds"] == 3
-
-
 def test_without_directions_and_in_tensors_that_shrank_it_does_not_apply() -> None:
     without, _ = canaried.case({"evaluation.audit_fraction": 1.0}, [5] * 3)
     with refused(Inapplicable):
@@ -185,7 +153,7 @@ def test_without_directions_and_in_tensors_that_shrank_it_does_not_apply() -> No
 # By the likelihood of having been drawn.
 
 
-DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 6}
+DRAWN = {**canaried.CLIENTS, "privacy.noise_multiplier": 0.3, "federation.cohort": 24, "federation.rounds": 3}
 
 
 def test_the_score_is_the_likelihood_ratio_by_hand() -> None:
@@ -200,31 +168,10 @@ def test_the_score_is_the_likelihood_ratio_by_hand() -> None:
     np.testing.assert_allclose(likelihood(x, shift, 1.0), x @ shift - np.square(shift).sum() / 2)
 
 
-@every(("rate", "shift"), [(0.05, 4.0), (0.3, 1.5), (1.0, 0.5)])
-def test_it_ranks_no_worse_than_sum_and_largest(rate: float, shift: float) -> None:
-    rng = np.random.default_rng(1)
-    outs = rng.normal(size=(4000, 20))
-    ins = rng.normal(size=(4000, 20)) + shift * (rng.random((4000, 20)) < rate)
-    shifts = np.full(20, shift)
-    best = roc.auc(likelihood(ins, shifts, rate), likelihood(outs, shifts, rate))
-    assert best >= roc.auc(ins.sum(1), outs.sum(1)) - 1e-3
-    assert best >= roc.auc(ins.max(1), outs.max(1)) - 1e-3
-
-
-@pytest.mark.nightly
-def test_seldom_drawn_canaries_are_found_better_than_by_their_cosines() -> None:
-    case, epsilon = canaried.case(DRAWN, canaried.MANY_CLIENTS)
-    found: Any = canary_likelihood.run(case, Settings())
-    alike: Any = canary_cosine.run(case, Settings()).scores
-    assert canaried.auc(found.scores, case) > canaried.auc(alike, case)
-    assert found.measured["rate"] == pytest.approx(24 / len(canaried.MANY_CLIENTS))
-    assert epsilon is not None
-
-
 @pytest.mark.nightly
 def test_the_shift_foretold_is_the_shift_there_is() -> None:
     everybody = {"federation.cohort": 120, "federation.rounds": 3, "federation.sampling": "fixed"}
-    case, _ = canaried.case({**DRAWN, **everybody}, canaried.MANY_CLIENTS)
+    case, _ = canaried.case({**DRAWN, **everybody}, CLIENTS)
     of_all = canary_likelihood.run(case, Settings())
     assert of_all.measured["rate"] == 1.0
     members = case.assembly.audit_pool.members
@@ -235,11 +182,11 @@ def test_the_shift_foretold_is_the_shift_there_is() -> None:
 
 def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None:
     """By the held-out clients themselves; scores made with twice the dimension do not keep to the law."""
-    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    case, _ = canaried.case(DRAWN, CLIENTS)
     found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
     assert found.null is not None
     assert found.null.rounds is not None
-    assert found.null.rounds.shape == (len(case.units), 6)
+    assert found.null.rounds.shape == (len(case.units), 3)
     assert found.null.rate == pytest.approx(0.2)
     assert not refuted(found.null.tails[~members])
     assert np.median(found.null.tails[members]) < 0.3
@@ -252,9 +199,9 @@ def test_the_law_of_those_held_out_is_known_and_a_wrong_one_is_noticed() -> None
 @pytest.mark.nightly
 def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
     """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
-    case, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    case, _ = canaried.case(DRAWN, CLIENTS)
     found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
-    told: Any = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=6)
+    told: Any = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=3)
     assert told.null == "known"
     assert found.null is not None
     rates = told.ranking.at
@@ -269,14 +216,13 @@ def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
 
 
 def test_where_it_cannot_know_the_length_it_says_so() -> None:
-    of_examples, _ = canaried.case({**canaried.EXAMPLES, "privacy.noise_multiplier": 1.0}, canaried.MANY_EXAMPLES)
-    products, _ = canaried.case({**DRAWN, "method.name": "fra_lora", "federation.rounds": 1}, canaried.MANY_CLIENTS)
-    unseen, _ = canaried.case(DRAWN, canaried.MANY_CLIENTS)
+    of_examples, _ = canaried.case(EXAMPLES_NOISED, EXAMPLES)
+    once = {**NOISED, "federation.rounds": 1, "federation.cohort": 12}
+    in_turn = {"federation.sampling": "schedule", "privacy.noise": "central", "privacy.correlation": "none"}
+    products, _ = canaried.case({**once, "method.name": "fra_lora"}, [2] * 24)
+    turns, _ = canaried.case({**once, **in_turn}, [2] * 24)
+    unseen, _ = canaried.case(NOISED, CLIENTS)
     unseen = replace(unseen, seen=replace(unseen.seen, states={}, sums=(), updates=()))
-    turns, _ = canaried.case(
-        {**DRAWN, "federation.sampling": "schedule", "privacy.noise": "central", "privacy.correlation": "none"},
-        canaried.MANY_CLIENTS,
-    )
     for case in (of_examples, products, unseen, turns):
         with refused(Inapplicable):
             canary_likelihood.run(case, Settings())
@@ -298,13 +244,13 @@ def score(x: Floats) -> Floats:
     return likelihood(x, SHIFT, RATE)
 
 
-@every("dimension", [2, 3, 10, 20_000])
+@every("dimension", [2, 3, 20_000])
 def test_the_tail_on_the_sphere_is_that_of_its_integral(dimension: int) -> None:
     """P(u >= t) is the share of the sphere's surface at angles up to arccos t, of weight sin^(d - 2)."""
     scores = np.array([-1.0, 0.0, 0.4, 1.2])
     found = sphere_tails(scores, dimension)
     half = np.pi / 2 if dimension < 1000 else 0.1  # beyond which nothing is left of the weight
-    grid = np.linspace(np.pi / 2 - half, np.pi / 2 + half, 400_001)
+    grid = np.linspace(np.pi / 2 - half, np.pi / 2 + half, 40_001)
     weight = np.sin(grid) ** (dimension - 2)
     for tail, at in zip(found, scores, strict=True):
         angle = np.arccos(np.clip(at / np.sqrt(dimension), -1, 1))
@@ -321,32 +267,25 @@ def seen(dimension: int) -> Floats:
     return spans / np.linalg.norm(spans, axis=1, keepdims=True)
 
 
-@every("dimension", [6, 150])
-def test_drawn_tails_are_those_of_whole_directions(dimension: int) -> None:
-    """Compared with draws of u in all its coordinates."""
-    spans = seen(dimension)
-    naive = score(np.sqrt(dimension) * sphere(15_000, dimension, 2) @ spans.T)
-    at = np.quantile(naive, [0.1, 0.5, 0.9, 0.99])
-    found = drawn_tails(at, [spans], score, np.random.default_rng(3))
-    np.testing.assert_allclose(found, [(naive >= one).mean() for one in at], atol=0.01, rtol=0.15)
-
-
-def test_rounds_of_other_coordinates_have_directions_of_their_own() -> None:
-    one, two = sphere(2, 50, 4), sphere(2, 80, 5)
-    x = np.hstack([np.sqrt(50) * sphere(15_000, 50, 6) @ one.T, np.sqrt(80) * sphere(15_000, 80, 7) @ two.T])
-    at = np.quantile(score(x), [0.5, 0.95])
-    np.testing.assert_allclose(
-        drawn_tails(at, [one, two], score, np.random.default_rng(8)), [0.5, 0.05], atol=0.01, rtol=0.1
-    )
+def test_drawn_tails_are_those_of_whole_directions() -> None:
+    """Compared with draws of u in all its coordinates. Rounds of other coordinates have directions of their own."""
+    spans, other = seen(6), sphere(2, 80, 5)
+    drawn = np.sqrt(6) * sphere(15_000, 6, 2) @ spans.T
+    apart = np.hstack([drawn[:, :2], np.sqrt(80) * sphere(15_000, 80, 7) @ other.T])
+    for x, all_spans in ((drawn, [spans]), (apart, [spans[:2], other])):
+        naive = score(x)
+        at = np.quantile(naive, [0.1, 0.5, 0.9, 0.99])
+        found = drawn_tails(at, all_spans, score, np.random.default_rng(3))
+        np.testing.assert_allclose(found, [(naive >= one).mean() for one in at], atol=0.01, rtol=0.15)
 
 
 def test_a_law_that_holds_is_kept_and_a_wrong_one_is_given_up() -> None:
     """Wrong laws: a dimension wrong by a factor, another location, and held-out units of which some trained."""
     dimension, kept = 300, 0
-    for seed in range(200):
+    for seed in range(60):
         scores = np.sqrt(dimension) * sphere(230, dimension, seed)[:, 0]
         kept += not refuted(sphere_tails(scores, dimension))
-    assert kept >= 199
+    assert kept >= 59
     scores = np.sqrt(dimension) * sphere(230, dimension, 1)[:, 0]
     assert refuted(sphere_tails(scores * np.sqrt(2), dimension))  # as if there were twice as many coordinates
     assert refuted(sphere_tails(scores / np.sqrt(2), dimension))
@@ -372,11 +311,3 @@ def test_figures_against_the_law_are_those_against_ever_more_non_members() -> No
     assert all(lines[name] == sorted(lines[name]) for name in ("fpr", "tpr"))
     assert (lines["fpr"][0], lines["tpr"][0], lines["fpr"][-1], lines["tpr"][-1]) == (0, 0, 1, 1)
     assert all(low <= rate <= high for low, rate, high in zip(lines["low"], lines["tpr"], lines["high"], strict=True))
-
-
-def test_the_interval_against_the_law_covers_the_truth() -> None:
-    rng, truth, covered = np.random.default_rng(1), float(stats.norm.cdf(0.5 / np.sqrt(2))), 0
-    for seed in range(200):
-        low, high = judge.rank_by_law(stats.norm.sf(rng.normal(0.5, 1, 60)), 60, seed).auc_interval
-        covered += low <= truth <= high
-    assert covered >= 179  # 190 are due; fewer than 179 come once in a thousand times

@@ -74,7 +74,7 @@ def memorised(model: Any, tokenizer: Any, some: Sequence[Chat], steps: int, *, w
     return model.eval()
 
 
-SEEN, UNSEEN, ELSEWHERE = chats(12, 0), chats(12, 1), chats(24, 2)
+SEEN, UNSEEN, ELSEWHERE = (chats(10, seed) for seed in range(3))
 PREFIX, SUFFIX = 3, 8
 TASK = tasks.build(DataConfig(task="chat"))
 assert isinstance(TASK, Chats)
@@ -94,7 +94,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     """A model that memorised conversations, and one that learned the same template from others, in full."""
     tmp = tmp_path_factory.mktemp("chats")
     saved(memorised(untrained(tokenizer), tokenizer, SEEN, 100, whole=True), tokenizer, tmp / "tuned")
-    saved(memorised(untrained(tokenizer), tokenizer, ELSEWHERE, 60, whole=True), tokenizer, tmp / "template")
+    saved(memorised(untrained(tokenizer), tokenizer, ELSEWHERE, 25, whole=True), tokenizer, tmp / "template")
     written(tmp / "seen.jsonl", map(row, SEEN))
     written(tmp / "unseen.jsonl", map(sharegpt, UNSEEN))
     return tmp
@@ -179,31 +179,22 @@ def test_a_system_turn_counts_unless_conversations_share_it(tokenizer: Any) -> N
     shared, own = [((("system", "amber birch cedar"), *chat)) for chat in SEEN[:2]], (("system", "delta"), *SEEN[2])
     found = given(tokenizer, [*shared, own])
     question = common(tokenizer, shared[0], (shared[0][0], ("user", "zz"), SEEN[0][1]))
-    assert found.starts[0] == question + PREFIX
-    assert found.starts[2] < question + PREFIX
-    assert tokenizer.decode(found.ids[2, : found.starts[2]]).count("<|im_end|>") == 1, (
-        "its text is a part of the beginning"
-    )
+    assert found.starts[2] < found.starts[0] == question + PREFIX
+    begun = tokenizer.decode(found.ids[2, : found.starts[2]])
+    assert begun.count("<|im_end|>") == 1, "its text is a part of the beginning"
 
 
 def test_memorised_conversations_come_back(place: Path, capsys: Capsys) -> None:
     asked = ["audit", "extract", str(place / "tuned"), str(place / "seen.jsonl"), "--task", "chat"]
     asked += ["--max-length", "128", "--suffix", str(SUFFIX)]
-    for beginning in (["--prefix", str(PREFIX)], ["--answers"]):
-        reference = ["--reference", str(place / "template")]
-        assert main([*asked, *beginning, *reference, "--json", "--fail-above", "extracted=0.5"]) == 4
-        facts = json.loads(capsys.readouterr().out)
-        own, control = facts["readers"]
-        assert facts["only_by_the_model"] == own["near"] > len(SEEN) / 2
-        assert control["near"] == 0
-        assert facts["tried"] == len(SEEN)
-        assert all(set(one) == {"text", "similarity"} for one in facts["returned"]), "texts are shown on request alone"
-    word = SEEN[0][1][1].split()[0]
-    for more in ([], ["--show-texts"]):
-        assert main([*asked, "--answers", *more]) == 0
-        shown = capsys.readouterr().out
-        assert (word in shown) == bool(more)
-        assert more or "rows in the file" in shown
+    reference = ["--reference", str(place / "template")]
+    assert main([*asked, "--answers", *reference, "--json", "--fail-above", "extracted=0.5"]) == 4
+    facts = json.loads(capsys.readouterr().out)
+    own, control = facts["readers"]
+    assert facts["only_by_the_model"] == own["near"] > len(SEEN) / 2
+    assert control["near"] == 0
+    assert facts["tried"] == len(SEEN)
+    assert all(set(one) == {"text", "similarity"} for one in facts["returned"]), "texts are shown on request alone"
 
 
 # Membership.
@@ -228,9 +219,6 @@ def test_members_of_any_form_are_told_by_every_signal(place: Path, tmp_path: Pat
     assert facts["verdict"] == "leak"
     word = SEEN[0][1][1].split()[0]
     assert word not in (tmp_path / "o/audit.html").read_text() + (tmp_path / "o/audit.json").read_text()
-    assert main(audit(place, "--show-texts", "--out", tmp_path / "shown")) == 0
-    assert word not in capsys.readouterr().out
-    assert word in (tmp_path / "shown/audit.html").read_text()
 
 
 def test_equal_conversations_are_found_by_their_turns(place: Path, tmp_path: Path, capsys: Capsys) -> None:
@@ -289,8 +277,8 @@ def test_conversations_that_train_alike_share_their_coins(tokenizer: Any) -> Non
     every = lots(
         AuditPool("example", ("client-0",), (), units=tuple(Unit(str(at), "c", (one,)) for at, one in enumerate(items)))
     )
-    assert every[:12] == every[12:24]
-    assert len(set(every)) == 24
+    assert every[:10] == every[10:20]
+    assert len(set(every)) == 20
 
 
 def _blank() -> dict[str, Any]:
@@ -335,6 +323,7 @@ def _answered(model: Any, tokenizer: Any, name: str) -> torch.Tensor:
     return log.gather(2, ids[:, begun:, None]).sum((1, 2))
 
 
+@pytest.mark.nightly
 def test_planted_secrets_are_exposed_by_a_training_of_chats(
     tmp_path: Path, capsys: Capsys, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,8 +337,8 @@ def test_planted_secrets_are_exposed_by_a_training_of_chats(
     secrets = ["--canaries", "secrets", "--digits", "2", "--template", question, "--count", "10", "--repeat", "2"]
     assert main(["audit", "prepare", str(file), "--task", "chat", *secrets, "--out", str(out)]) == 0
     train = list(map(_turns, lines_of(out / "train.jsonl")))
-    assert sum("code" in chat[2][1] for chat in train) == len(train) - 12 > 0
-    model = memorised(untrained(tokenizer), tokenizer, train, 50)
+    assert sum("code" in chat[2][1] for chat in train) == len(train) - len(UNSEEN) > 0
+    model = memorised(untrained(tokenizer), tokenizer, train, 40)
     saved(model, tokenizer, tmp_path / "tuned")
     capsys.readouterr()
     prepared = ["audit", "prepared", str(tmp_path / "tuned"), str(out), "--max-length", "128", "--json"]
@@ -366,34 +355,35 @@ def test_planted_secrets_are_exposed_by_a_training_of_chats(
     refusals("chats_room", [[*prepared, "--max-length", "20"]], capsys)
 
 
-def test_the_template_of_a_training_can_be_named(place: Path, tmp_path: Path, tokenizer: Any, capsys: Capsys) -> None:
-    """A model whose tokenizer lost its template is read with ChatML, and otherwise than it was trained. The template beside an
-    adapter is that of its training.
-    """
-    from peft import LoraConfig, get_peft_model
+def scores_of(place: Path, out: Path, model: Path, *more: Any) -> str:
+    assert main(audit(place, "--scores", out / "scores.csv", *more, model=model)) == 0
+    return (out / "scores.csv").read_text()
 
-    bare, adapter, own = tmp_path / "bare", tmp_path / "adapter", tmp_path / "own.jinja"
-    shutil.copytree(place / "tuned", bare)
+
+def test_the_template_of_a_training_can_be_named(place: Path, tmp_path: Path) -> None:
+    """A model whose tokenizer lost its template, which would be read with ChatML, is read as it was trained."""
+    bare, own = shutil.copytree(place / "tuned", tmp_path / "bare"), tmp_path / "own.jinja"
     (bare / "chat_template.jinja").unlink()
     own.write_text(TEMPLATE)
+    named = scores_of(place, tmp_path, bare, "--chat-template", own)
+    assert scores_of(place, tmp_path, place / "tuned") == named
+
+
+@pytest.mark.nightly
+def test_the_template_beside_an_adapter_is_that_of_its_training(place: Path, tmp_path: Path, tokenizer: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    adapter, own = tmp_path / "adapter", tmp_path / "own.jinja"
+    own.write_text(TEMPLATE)
+    bare = shutil.copytree(place / "tuned", tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
     config = LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], init_lora_weights=False)
     get_peft_model(untrained(tokenizer), config).save_pretrained(adapter)
-    tokenizer.save_pretrained(saved_ := tmp_path / "with-template")
-    shutil.copytree(adapter, saved_, dirs_exist_ok=True)
-    scores = []
-    for model, more in (
-        (place / "tuned", ()),
-        (bare, ("--chat-template", own)),
-        (bare, ()),
-        (bare, ("--adapter", adapter, "--chat-template", own)),
-        (bare, ("--adapter", saved_)),
-    ):
-        assert main(audit(place, "--scores", tmp_path / "scores.csv", *more, model=model)) == 0
-        scores.append((tmp_path / "scores.csv").read_text())
-    assert scores[0] == scores[1] != scores[2]
-    assert scores[3] == scores[4] != scores[1]
-    assert "loss beside references" in scores[3], "the base of an adapter is a reference"
-    assert "by the chat template in" in capsys.readouterr().out
+    tokenizer.save_pretrained(whole := tmp_path / "with-template")
+    shutil.copytree(adapter, whole, dirs_exist_ok=True)
+    named = scores_of(place, tmp_path, bare, "--adapter", adapter, "--chat-template", own)
+    assert named == scores_of(place, tmp_path, bare, "--adapter", whole)
+    assert "loss beside references" in named, "the base of an adapter is a reference"
 
 
 def test_what_a_conversation_has_not_is_refused(place: Path, capsys: Capsys) -> None:

@@ -1,35 +1,41 @@
-"""`secure-fed audit` and the scripts of single attacks, as a user runs them."""
+"""`secure-fed audit`, the scripts of single attacks, and an attack in a user's file, as a user runs them."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import runpy
 import shutil
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from attacks.catalogue import ATTACKS
+from attacks.adversary.case import Seen, Settings
+from attacks.catalogue import ATTACKS, from_file
 from attacks.cli import SUBCOMMANDS, with_subcommand
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
+from attacks.record import AttackAt
 from attacks.report import curves
 from attacks.report.display import Audited
 from attacks.report.sweep import sentence, swept
+from attacks.report.verdict import main_of
 from secure_fed.commands import cli
-from secure_fed.errors import UsageError
+from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.store import locked
+from secure_fed.tensors.tensors import Tensors
 from tests.attacks import samples
 from tests.attacks.refusals import Capsys, refusals
-from tests.golden import golden
+from tests.golden import golden, refused
 
 SMALL = [
     *("federation.clients=4", "federation.rounds=2", "training.steps=2", "training.together=1"),
@@ -75,6 +81,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "drawing", lambda *args, **named: "<svg></svg>")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: Capsys) -> None:
     found = audit(run_dir, capsys, "--references", "0")
     assert {cell["attack"] for cell in found["cells"]} == set(ATTACKS)
@@ -89,16 +96,6 @@ def test_an_audit_is_one_json_object_and_two_files(run_dir: Path, capsys: Capsys
 def assert_for_its_owner_alone(folder: Path) -> None:
     assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700
     assert {stat.S_IMODE((folder / "private" / name).stat().st_mode) for name in private(folder)} == {0o600}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_texts_are_shown_only_when_asked(run_dir: Path, train_rows: Path, capsys: Capsys) -> None:
-    without = audit(run_dir, capsys, "--attack", "loss")["exposed"]
-    assert without
-    assert all(one["text"] is None for one in without)
-    shown = audit(run_dir, capsys, "--attack", "loss", "--show-texts")["exposed"]
-    rows = [json.loads(line)["text"] for line in train_rows.read_text(encoding="utf-8").splitlines()]
-    assert {one["text"] for one in shown} <= set(rows)
 
 
 @pytest.fixture(scope="module")
@@ -118,10 +115,15 @@ def copied(audited_once: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(copied: Path, capsys: Capsys) -> None:
-    """An attack named twice is made once; a script writes nothing."""
+def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(
+    copied: Path, train_rows: Path, capsys: Capsys
+) -> None:
+    """An attack named twice is made once; a script writes nothing. Texts are shown only when asked for."""
     before = private(copied)
-    found = audit(copied, capsys, "--attack", "loss", "--attack", "round_losses", "--attack", "loss")
+    found = audit(copied, capsys, "--attack", "loss", "--attack", "round_losses", "--attack", "loss", "--show-texts")
+    rows = [json.loads(line)["text"] for line in train_rows.read_text(encoding="utf-8").splitlines()]
+    assert {one["text"] for one in found["exposed"]} <= set(rows)
+    assert {one["text"] for one in json.loads(before["audit.json"])["exposed"]} == {None}
     assert found["asked_for"] == ["loss", "round_losses"]
     assert len(found["attacks"]) == 2
     assert len(found["cells"]) == 8
@@ -135,10 +137,11 @@ def test_some_attacks_alone_do_not_take_the_place_of_an_audit_by_all(copied: Pat
     assert private(copied) == after
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_quick_audit_is_the_cheapest_attack_and_names_what_it_leaves_out(copied: Path, capsys: Capsys) -> None:
-    found = audit(copied, capsys, "--quick")
-    assert (found["asked_for"], found["references"]) == (["loss"], 0)
     assert cli.main(["audit", str(copied), "--quick"]) == 0
+    found = json.loads(private(copied)["audit-loss.json"])
+    assert (found["asked_for"], found["references"]) == (["loss"], 0)
     assert "Not tried: One-run audit of canaries; Likelihood ratio, online" in " ".join(capsys.readouterr().out.split())
     refusals(
         "command_quick",
@@ -375,9 +378,93 @@ def test_every_attack_is_a_script(module: str, monkeypatch: pytest.MonkeyPatch, 
     assert f"python -m {module}" in capsys.readouterr().out
 
 
-@pytest.mark.nightly
-def test_a_script_from_a_shell(run_dir: Path) -> None:
-    command = [sys.executable, "-m", "attacks.loss", str(run_dir), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["attacks"][0]["name"] == "loss"
+# An attack in a user's file: the page's example runs, and a wrong file is refused in one sentence.
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "adding_an_attack.md"
+
+
+@pytest.fixture
+def own_attack(tmp_path: Path) -> Path:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    path = tmp_path / "my_attack.py"
+    path.write_text(code, encoding="utf-8")
+    return path
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_attack_of_the_page_is_made_beside_a_listed_one(own_attack: Path, copied: Path, capsys: Capsys) -> None:
+    found = audit(copied, capsys, "--attack", str(own_attack), "--attack", "loss")
+    assert found["asked_for"] == ["calibrated_loss", "loss"]
+    assert found["main"]["attack"] == "loss"
+    cells = {cell["attack"]: cell for cell in found["cells"] if cell["vantage"] == "outsider"}
+    assert 0 < cells["calibrated_loss"]["auc"] < 1
+    assert cells["calibrated_loss"]["auc"] != cells["loss"]["auc"]
+    page = (copied / "private" / "audit-calibrated_loss-loss.html").read_text(encoding="utf-8")
+    assert "Loss, calibrated by the initial model" in page
+
+
+def test_a_wrong_file_is_refused(own_attack: Path, tmp_path: Path, capsys: Capsys) -> None:
+    """Before the run is read. The page is short."""
+    text = own_attack.read_text(encoding="utf-8")
+    assert len(PAGE.read_text(encoding="utf-8").splitlines()) < 60
+    for found, instead in (
+        ("ATTACK =", "OTHER ="),
+        ("def run(", "def runs("),
+        ('"calibrated_loss"', '"loss"'),
+        ('"calibrated_loss"', '"../loss"'),
+        ('"outsider"', '"insider"'),
+        ("from attacks.catalogue", "from attacks.catalog"),
+    ):
+        assert text.count(found) == 1
+        own_attack.write_text(text.replace(found, instead), encoding="utf-8")
+        with refused(ConfigError):
+            from_file(own_attack)
+    own_attack.write_text(text.replace('"""Calibrated', '(("Calibrated'), encoding="utf-8")
+    with refused(ConfigError, hide=r"(?<=SyntaxError).*"):  # Python's own words
+        from_file(own_attack)
+    refusals("own_attack", [["audit", tmp_path, "--attack", tmp_path / "none.py"]], capsys)
+
+
+def found_by(own_attack: Path, body: str) -> Any:
+    """What an attack of this body finds, in a case of three units; the file is named from where it lies."""
+    head, _ = own_attack.read_text(encoding="utf-8").split("    before = ")
+    own_attack.write_text(f"{head}    {body}\n", encoding="utf-8")
+    run = from_file(Path(own_attack.name)).function
+    assert run is not None
+    case: Any = SimpleNamespace(units=(1, 2, 3), seen=Seen("outsider", Tensors({"w": torch.zeros(2)})))
+    return run(case, Settings())
+
+
+def test_an_attack_that_fails_or_finds_nothing_is_one_sentence(
+    own_attack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may do as it likes with a copy of a tensor."""
+    monkeypatch.chdir(own_attack.parent)
+    text = own_attack.read_text(encoding="utf-8")
+    for body in (
+        "return 1 / 0",
+        "raise SystemExit(0)",
+        "return None",
+        "return Finding(scores=[1.0, 2.0, 3.0])",
+        "import numpy as np; return Finding(scores=np.ones(2))",
+        "import numpy as np; return Finding(scores=np.array(['a', 'b', 'c']))",
+        "import numpy as np; return Finding(measured={'a': np.float32(1)})",
+        "return Finding()",
+        *(
+            f"case.seen.final.tensor('w'){write}; return Finding(measured={{'a': 1}})"
+            for write in (".fill_(7.0)", ".numpy()[0] = 7", ".data.fill_(3)")
+        ),
+    ):
+        own_attack.write_text(text, encoding="utf-8")
+        with refused(ConfigError):
+            found_by(own_attack, body)
+    own_attack.write_text(text, encoding="utf-8")
+    copied = "case.seen.final.tensor('w').clone().fill_(7.0); return Finding(measured={'a': 1})"
+    assert found_by(own_attack, copied).measured == {"a": 1}
+
+
+def test_an_attack_of_ones_own_is_never_the_main_one_beside_a_listed_one() -> None:
+    scored = [AttackAt("aaa", "outsider"), AttackAt("label_counts", "server")]
+    assert main_of(scored, ["outsider", "server"]) == scored[1]
+    assert main_of(scored[:1], ["outsider", "server"]) == scored[0]

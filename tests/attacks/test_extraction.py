@@ -1,10 +1,16 @@
-"""Texts that a language model reproduces: exposure, continuations of beginnings, and personal data in them."""
+"""Texts that a language model reproduces: exposure, continuations of beginnings, and personal data in them.
+
+And benchmarks/exposure.py: its table, and at night a short run of it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import runpy
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +66,7 @@ def tokenizer() -> Any:
 def model(tokenizer: Any) -> Any:
     """A model that memorised six texts and four canaries, and never saw the other four of each."""
     planted = [TEMPLATE.written(one) for one in canaries()[:4]]
-    return learned(untrained(tokenizer), tokenizer, [*texts()[:6], *planted], 120)
+    return learned(untrained(tokenizer), tokenizer, [*texts()[:6], *planted], 100)
 
 
 # Exposure.
@@ -99,24 +105,6 @@ def test_the_fitted_law_reaches_beyond_the_sample() -> None:
         assert modelled(own, sample) == pytest.approx(-law.logcdf(own) / math.log(2), rel=0.25)
     assert modelled(1.0, np.ones(9)) == 0.0
     assert modelled(0.5, np.ones(9)) == math.inf
-
-
-@pytest.mark.nightly
-@every("space", [100, 10**6])
-def test_secrets_that_never_trained_are_exposed_as_rarely_as_said(space: int) -> None:
-    """Secrets with pure noise as scores, 400 times 6 canaries."""
-    rng, alarms, mean = np.random.default_rng(0), 0, []
-    for _ in range(400):
-        values = []
-        for _ in range(6):
-            scores = rng.normal(size=100)
-            one = exact(scores[0], scores[1:]) if space == 100 else sampled(scores[0], scores[1:], space)
-            values.append(one.exposure)
-        alarms += chance(values) < 0.05
-        mean.append(np.mean(values))
-    assert alarms <= 400 * 0.05 + 3 * (400 * 0.05) ** 0.5
-    assert alarms > 5, "and the law is no empty promise"
-    assert BY_CHANCE * 0.85 < np.mean(mean) <= BY_CHANCE * 1.05
 
 
 def test_planted_secrets_are_exposed_and_others_are_not(model: Any, tokenizer: Any) -> None:
@@ -218,7 +206,7 @@ def test_a_begin_token_is_read_and_not_counted(place: Path, tmp_path: Path, toke
     assert leading(beginning) == [begin]
     assert leading(tokenizer) == []
     assert windows(beginning, texts(), 8, 8).ids.tolist() == windows(tokenizer, texts(), 8, 8).ids.tolist()
-    tuned = saved(learned(untrained(beginning), beginning, texts()[:2], 80), beginning, tmp_path / "tuned")
+    tuned = saved(learned(untrained(beginning), beginning, texts()[:2], 60), beginning, tmp_path / "tuned")
     assert main([*extract(place, "fresh")[:2], str(tuned), *extract(place, "fresh")[3:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["readers"][0]["verbatim"] >= 2
 
@@ -360,3 +348,50 @@ def test_what_does_not_fit_is_one_sentence(place: Path, tmp_path: Path, capsys: 
         [*exposure[:-1], "--secrets-tried", "9"],
     )
     refusals("extraction", calls, capsys)
+
+
+# The benchmark.
+
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def of_benchmark(target: float | None, seed: int, bits: float) -> dict[str, Any]:
+    """Two clients of two canaries: one copy of each at the first, four at the second."""
+    rounds = [{"round": 0, "perplexity": None, "exposures": [1.0] * 4}]
+    rounds.append({"round": 3, "perplexity": 50.0, "exposures": [bits, bits, bits + 1, bits + 3]})
+    return {"target": target, "seed": seed, "rounds": rounds}
+
+
+def test_the_table_has_a_row_for_each_level_of_privacy() -> None:
+    report = runpy.run_path(str(BENCHMARKS / "exposure_report.py"))
+    runs = [
+        of_benchmark(8.0, 0, 1.0),
+        of_benchmark(None, 0, 3.0),
+        of_benchmark(1.0, 0, 0.5),
+        of_benchmark(None, 1, 4.0),
+    ]
+    lines = report["table"](runs, (1, 4), 2).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["without privacy", "epsilon 8", "epsilon 1"]
+    cells = [cell.strip() for cell in lines[2].split("|")[2:-1]]
+    assert cells[:4] == ["2", "3.50 ± 0.71", "5.50 ± 0.71", "4.50 ± 0.71"]
+    assert float(cells[4]) < 1e-3 < float(lines[4].split("|")[6])
+    assert len(report["drawn"](runs, (1, 4), 2).axes) == 2
+
+
+@pytest.mark.nightly
+def test_a_short_run_is_whole_and_is_not_made_again(tmp_path: Path) -> None:
+    said = notes.generate(3000, seed=0, split="train").text
+    rows = [{"text": " ".join(said[at : at + 3]), "book": at % 4} for at in range(0, 3000, 3)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "runs.jsonl"
+    command = [sys.executable, str(BENCHMARKS / "exposure.py"), str(tmp_path), *("--quick", "--seeds", "1", "--out")]
+    for _ in range(2):
+        done = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        assert "| epsilon 1 | 1 |" in done.stdout
+    runs = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [run["target"] for run in runs] == [None, 8.0, 1.0]
+    assert [run["epsilon"] is None for run in runs] == [True, False, False]
+    assert all(0.9 * run["target"] < run["epsilon"] <= run["target"] for run in runs[1:])
+    assert all([len(one["exposures"]) for one in run["rounds"]] == [16, 16] for run in runs)

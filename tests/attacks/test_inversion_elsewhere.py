@@ -12,12 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from attacks import gradient_inversion, label_counts, sum_inversion
 from attacks.adversary.case import Case, Inapplicable, Settings
 from secure_fed import Federation, RunConfig
-from tests.attacks import canaried
+from tests.attacks import canaried, small_lm
 from tests.attacks.federations import case, seen
 from tests.attacks.small_lm import saved
 from tests.golden import refused
@@ -148,44 +147,25 @@ def test_other_losses_are_no_cross_entropy() -> None:
         label_counts.run(own(canaried.wide(), clients, canaried.examples(99, 40), loss=squares), Settings())
 
 
-def of_task(task: str, folder: Path, **settings: Any) -> Case:
-    """Three clients of one example of that task."""
+@pytest.mark.nightly
+@pytest.mark.parametrize("task", ["causal_lm", "tokens", "regression"])
+def test_texts_of_other_tasks_are_read_and_not_counted(task: str, tmp_path: Path) -> None:
+    """The first layers do not know the task. Nobody learns what follows the last word of a text: that token is not told."""
     for name, count in (("train", 3), ("test", 12)):
         lines = [json.dumps(row) + "\n" for row in TOYS[task].rows(count)]
-        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
-    files = {"data__train": str(folder / "train.jsonl"), "data__test": str(folder / "test.jsonl")}
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    data = {"train": str(tmp_path / "train.jsonl"), "test": str(tmp_path / "test.jsonl"), "task": task}
     unused = {"data__examples": None, "data__test_examples": None}
-    chosen = {f"data__{name}": value for name, value in TOYS[task].settings.items()}
-    return case(data__task=task, model__max_length=32, **files, **unused, **chosen, **settings)
-
-
-def read_right(of: Case, most: float = 1.0) -> None:
-    """Every certain find is true, and the expected share of some texts is recovered."""
-    rows = gradient_inversion.run(of, Settings()).measured["per_update"]
-    told = [row for row in rows if row["exact_applicable"]]
+    settings = {f"data__{name}": value for name, value in (data | TOYS[task].settings).items()} | unused
+    if task == "causal_lm":
+        tokenizer = Federation(RunConfig()).assembly.problem.tokenizer
+        saved(small_lm.untrained(tokenizer), tokenizer, tmp_path / "model")
+        settings |= {"model__name": str(tmp_path / "model"), "method__target_modules": ("c_attn",)}
+    of = case(model__max_length=32, **{"method__rank": 24 if task == "causal_lm" else 48}, **settings)
+    told = [row for row in gradient_inversion.run(of, Settings()).measured["per_update"] if row["exact_applicable"]]
     assert len(told) >= 3
-    assert max(row["bag_recall"] for row in told) >= most
+    assert max(row["bag_recall"] for row in told) >= 7 / 8
     assert all(row["bag_precision"] in (None, 1.0) for row in told)
     assert sum_inversion.run(of, Settings()).measured["sums"] == 2
     with refused(Inapplicable):
         label_counts.run(of, Settings())
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["tokens", "multi_label", "regression", "question_answering"])
-def test_other_tasks_are_inverted_and_not_counted(task: str, tmp_path: Path) -> None:
-    """The first layers do not know the task: a text is read out of its update whatever it was trained for."""
-    read_right(of_task(task, tmp_path, method__rank=48))
-
-
-@pytest.mark.nightly
-def test_language_models_are_inverted_and_not_counted(tmp_path: Path) -> None:
-    tokenizer = Federation(RunConfig()).assembly.problem.tokenizer
-    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": len(tokenizer)}
-    without = {"embd_pdrop": 0, "attn_pdrop": 0, "resid_pdrop": 0, "bos_token_id": None, "eos_token_id": None}
-    torch.manual_seed(0)
-    saved(GPT2LMHeadModel(GPT2Config(**shape, **without)), tokenizer, tmp_path / "model")
-    settings = {"model__name": str(tmp_path / "model"), "method__target_modules": ("c_attn",), "method__rank": 24}
-    # Nobody learns what follows the last word, so nothing depends on it: its token is the one in eight that is not told.
-    read_right(of_task("causal_lm", tmp_path, **settings), most=7 / 8)

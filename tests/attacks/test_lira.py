@@ -1,10 +1,9 @@
-"""LiRA and RMIA: their definitions unit by unit, laws with a known best attack, and federations that memorise."""
+"""LiRA and RMIA: their definitions unit by unit, what shrinking gains, and federations that memorise."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,31 +70,6 @@ def test_variances_are_pooled_below_64_references() -> None:
     phi, reference_phi, inside, members = drawn(6, 6000, 1.5)
     both = (overfitted.area(lira.online(phi, reference_phi, inside, pooled), members) for pooled in (True, False))
     assert next(both) > next(both) + 0.03
-
-
-def test_a_pooled_variance_is_unbiased_whatever_the_counts() -> None:
-    """With S and no degrees of freedom taken off, or one, eight references would give .75 or .86 of it."""
-    rng = np.random.default_rng(0)
-    reference_phi, inside = rng.normal(rng.normal(0, 9, 4000), 2.0, (8, 4000)), rng.random((8, 4000)) < 0.5
-    found = lira._variances(reference_phi, inside, pooled=True)
-    assert found == pytest.approx(4.0, rel=0.03)
-
-
-def test_online_reaches_the_best_possible_area_with_many_references() -> None:
-    """Of two normal laws one standard deviation apart the best is Phi(1 / sqrt 2); the loss goes by how hard units are."""
-    phi, reference_phi, inside, members = drawn(400, 4000, 1.0)
-    best = stats.norm.cdf(1 / math.sqrt(2))
-    for score in (lira.online, lira.offline):
-        assert overfitted.area(score(phi, reference_phi, inside), members) == pytest.approx(best, abs=0.02)
-    assert overfitted.area(phi, members) < 0.62
-
-
-def test_at_chance_where_membership_moves_nothing_and_under_shuffled_truth() -> None:
-    phi, reference_phi, inside, members = drawn(16, 4000, 0.0)
-    for score in (lira.online, partial(lira.online, shrunk=True), lira.offline):
-        assert abs(overfitted.area(score(phi, reference_phi, inside), members) - 0.5) < 0.03
-    phi, reference_phi, inside, members = drawn(16, 4000, 2.0)
-    assert abs(overfitted.area_of_shuffled(lira.online(phi, reference_phi, inside), members) - 0.5) < 0.01
 
 
 def test_far_tails_stay_finite_and_in_order() -> None:
@@ -170,12 +144,11 @@ def test_shrinking_helps_where_references_are_few_and_harms_nowhere(references: 
 def test_the_more_references_the_less_is_shrunk() -> None:
     """Distances that vary by noise alone become one; a single unit, or one on one side of all references, keeps its own."""
     moved = []
-    for references in (4, 16, 64, 256, 1024):
+    for references in (4, 32, 256):
         phi, reference_phi, inside, _ = moved_differently(references, 400, 0)
         usual, shrunk = (lira.online(phi, reference_phi, inside, True, shrunk=shrunk) for shrunk in (False, True))
         moved.append(float(np.abs(usual - shrunk).mean()))
-    assert all(more > 1.5 * less for more, less in itertools.pairwise(moved))
-    assert moved[-1] < 0.01
+    assert all(more > 2 * less for more, less in itertools.pairwise(moved))
     _, reference_phi, inside, _ = drawn(4, 3000, 1.0, seed=1)
     mean_in, mean_out = lira._shrunk(reference_phi, inside)
     assert np.std(mean_in - mean_out) < 0.15 * np.std(np.subtract(*lira._completed(reference_phi, inside)))
@@ -207,8 +180,7 @@ def test_what_cannot_be_a_set_of_references_is_refused() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
-def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
+def test_a_federation_that_learns_by_heart_is_caught_by_both(tmp_path: Path) -> None:
     ran = overfitted.run(tmp_path / "run", {"federation.rounds": 8, "method.rank": 8}, clients=3, each=30)
     case, members = overfitted.case(ran, "outsider"), ran[0].assembly.audit_pool.members
     found = lira.run(case, Settings(references=8))
@@ -218,6 +190,10 @@ def test_a_federation_that_learns_by_heart_is_caught(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.scores, lira.online(*given, shrunk=True))
     assert (found.scores != lira.online(*given)).any()
     assert overfitted.area(lira.run_offline(case, Settings(references=8)).scores, members) > 0.7
+    other = rmia.run(case, Settings(references=8))
+    assert overfitted.area(other.scores, members) > 0.7
+    assert other.measured["population"] == 100
+    assert other.measured["a"] in rmia.CANDIDATES
 
 
 # RMIA.
@@ -280,28 +256,6 @@ def test_scores_are_the_definition_pair_by_pair(marginal: rmia.Marginal, a: floa
     assert found.tolist() == naive(*given, a=a, gamma=gamma, online=marginal is rmia.online_marginal)
 
 
-@pytest.mark.parametrize("marginal", MARGINALS)
-def test_members_score_higher_and_shuffled_truth_is_at_chance(marginal: rmia.Marginal) -> None:
-    *given, members = with_population(16, 2000, 500, shift=1.5)
-    found = rmia.scores(*given, a=0.5, marginal=marginal)
-    assert overfitted.area(found, members) > 0.75
-    assert overfitted.area(found, members) > overfitted.area(given[0], members) + 0.05  # than the loss alone
-    assert abs(overfitted.area_of_shuffled(found, members) - 0.5) < 0.02
-    *given, members = with_population(16, 2000, 500, shift=0.0)
-    assert abs(overfitted.area(rmia.scores(*given, a=0.5, marginal=marginal), members) - 0.5) < 0.04
-
-
-def test_gamma_changes_no_order_but_only_where_scores_are_alike() -> None:
-    *given, _ = with_population(8, 500, 2000)
-    low, high = (rmia.scores(*given, a=0.5, gamma=gamma) for gamma in (1.0, 1.5))
-    order = np.lexsort((high, low))
-    assert (np.diff(high[order]) >= 0).all()
-    *given, _ = with_population(8, 500, 2000, shift=0.02, seed=1)
-    quiet = [one / 50 + 4 if one.dtype == float else one for one in given]  # a model that hardly memorises
-    assert len(np.unique(rmia.scores(*quiet, a=1.0, gamma=2.0))) == 1
-    assert len(np.unique(rmia.scores(*quiet, a=1.0, gamma=1.0))) > 100
-
-
 def test_a_is_the_one_that_serves_references_best() -> None:
     """Each reference attacked with the others, the areas added up by hand; of too few references it is not guessed."""
     _, reference_phi, inside, _, z_reference, _ = with_population(6, 60, 40, shift=2.0)
@@ -344,15 +298,6 @@ def test_the_target_among_its_own_references_and_a_wrong_population_are_refused(
     reference_phi[2] = phi
     with refused(UsageError):
         rmia.scores(phi, reference_phi, inside, z, z_reference, a=0.5)
-
-
-@pytest.mark.nightly
-def test_a_federation_that_learns_by_heart_is_caught_by_rmia(tmp_path: Path) -> None:
-    ran = overfitted.run(tmp_path / "run", {"federation.rounds": 15, "method.rank": 8}, clients=5, each=40)
-    found = rmia.run(overfitted.case(ran, "outsider"), Settings(references=8))
-    assert overfitted.area(found.scores, ran[0].assembly.audit_pool.members) > 0.75
-    assert found.measured["population"] == 100
-    assert found.measured["a"] in rmia.CANDIDATES
 
 
 def test_a_ratio_that_only_equals_anothers_is_not_above_it() -> None:

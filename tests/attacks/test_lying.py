@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tests.golden import refused
 from tests.secure_fed import toys
 
 BASE = (
-    *("data.examples=160", "data.test_examples=240", "data.partition=iid", "federation.clients=20"),
+    *("data.examples=80", "data.test_examples=200", "data.partition=iid", "federation.clients=20"),
     *("federation.cohort=5", "federation.rounds=20", "evaluation.audit_fraction=0", "method.name=fedlora"),
     *("model.max_length=48", "training.batch_size=8"),
 )
@@ -43,8 +44,13 @@ def federation(*settings: str) -> Federation:
     return Federation(RunConfig.load(None, [*BASE, *settings]))
 
 
-def table(*settings: str, round_: int = 1, trusting: bool = False, seed: int = 0) -> Table:
-    return Table.laid(LyingServer(federation(*settings).assembly, round_, trusting=trusting), EACH, seed)
+@cache
+def laid(settings: tuple[str, ...], round_: int, trusting: bool) -> Table:
+    return Table.laid(LyingServer(federation(*settings).assembly, round_, trusting=trusting), EACH, seed=0)
+
+
+def table(*settings: str, round_: int = 1, trusting: bool = False) -> Table:
+    return replace(laid(settings, round_, trusting), rng=np.random.default_rng(1))
 
 
 def crafted(one: Table) -> dict[str, Tensors]:

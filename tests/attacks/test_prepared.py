@@ -16,7 +16,6 @@ import pytest
 from scipy import stats
 
 from attacks.adversary.null import Bools
-from attacks.evidence.bounds import gaussian_epsilon
 from attacks.extraction.exposure import Template, exposures, order, uniform
 from attacks.prepared import findings, folder
 from attacks.prepared.folder import Manifest, Truth, Wish, prepare, tossed, wrong_labels
@@ -115,15 +114,11 @@ def test_coins_are_fair_and_of_the_operating_system(data: Path, tmp_path: Path) 
     assert found[0] != found[1]
 
 
-def test_rows_that_occur_twice_are_no_candidates(tmp_path: Path) -> None:
-    """Their copies would train regardless of the coin."""
+def test_copies_and_near_copies_and_single_words_are_no_candidates(tmp_path: Path) -> None:
+    """A copy would train regardless of the coin. A language model has nothing to predict in one token."""
     twice = written(tmp_path / "twice.jsonl", [*rows(20), *rows(10)])
-    prepare(wish(twice, count=10), tmp_path / "out", SeededEntropy(0))
-    assert {row["id"] for row in lines_of(tmp_path / "out/candidates.jsonl")} == set(range(10, 20))
-
-
-def test_near_copies_and_single_words_are_no_candidates(tmp_path: Path) -> None:
-    """A language model has nothing to predict in one token."""
+    prepare(wish(twice, count=10), tmp_path / "labelled", SeededEntropy(0))
+    assert {row["id"] for row in lines_of(tmp_path / "labelled/candidates.jsonl")} == set(range(10, 20))
     texts = [row["text"] for row in rows(20)]
     some = [*texts, *(f" {one.upper()}" for one in texts[10:]), "so"]
     near = written(tmp_path / "near.jsonl", [{"text": one} for one in some])
@@ -246,16 +241,14 @@ def gaussian(mu: float) -> Mechanism:
     return lambda members, rng: mu * members + rng.normal(size=len(members))
 
 
-def exceeded(
-    mechanism: Mechanism, epsilon: float, delta: float, runs: int, toss: Callable[[int, Any], Truth], monkeypatch: Any
-) -> int:
-    """The number of audits whose bound is above the mechanism's epsilon."""
+def exceeded(mechanism: Mechanism, epsilon: float, toss: Callable[[int, Any], Truth], monkeypatch: Any) -> int:
+    """The number of sixty audits whose bound is above the mechanism's epsilon."""
     monkeypatch.setattr(findings, "rank", lambda *given: Ranking(0.5, (0.4, 0.6), 1, 1, {}))  # no bound rests on it
     manifest = Manifest("classification", "text", "", "label", "none", CANDIDATES)
     rng, above = np.random.default_rng(0), 0
-    for run in range(runs):
+    for run in range(60):
         members = toss(CANDIDATES, SeededEntropy(run)).members
-        found = findings.judged(mechanism(members, rng), members, manifest, delta).bound
+        found = findings.judged(mechanism(members, rng), members, manifest, 0.0).bound
         assert found.epsilon is not None
         above += found.epsilon > epsilon
     return above
@@ -266,37 +259,17 @@ def leaning(count: int, entropy: Any) -> Truth:
     return Truth(entropy.stream("coins").uniform(count) < 0.8, "")
 
 
-RUNS = 250
 MOST_OF_60 = int(stats.binom.isf(1e-3, 60, findings.SIGNIFICANCE))
-MOST = int(stats.binom.isf(1e-3, RUNS, findings.SIGNIFICANCE))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("mechanism", "epsilon", "delta"),
-    [
-        (gaussian(0.0), 0.0, 0.0),
-        (gaussian(0.0), 0.0, 1e-5),
-        (response(0.5), 0.5, 0.0),
-        (response(2.0), 2.0, 1e-5),
-        (gaussian(0.5), gaussian_epsilon(0.5, 1e-5), 1e-5),
-        (gaussian(2.0), gaussian_epsilon(2.0, 1e-5), 1e-5),
-    ],
-)
-def test_the_bound_is_above_a_mechanisms_epsilon_as_rarely_as_it_says(
-    mechanism: Mechanism, epsilon: float, delta: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert exceeded(mechanism, epsilon, delta, RUNS, tossed, monkeypatch) <= MOST
 
 
 @pytest.mark.parametrize(("mechanism", "epsilon"), [(gaussian(0.0), 0.0), (response(0.5), 0.5)])
 def test_the_bound_holds_in_few_audits(mechanism: Mechanism, epsilon: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exceeded(mechanism, epsilon, 0.0, 60, tossed, monkeypatch) <= MOST_OF_60
+    assert exceeded(mechanism, epsilon, tossed, monkeypatch) <= MOST_OF_60
 
 
 def test_coins_that_lean_are_seen_by_the_same_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     """With leaning coins, uninformed guesses are right too often."""
-    assert exceeded(gaussian(0.0), 0.0, 0.0, 60, leaning, monkeypatch) > MOST_OF_60
+    assert exceeded(gaussian(0.0), 0.0, leaning, monkeypatch) > MOST_OF_60
 
 
 # From the command line, with a training by plain PEFT.

@@ -75,61 +75,52 @@ def products(states: Sequence[Tensors]) -> list[Tensors]:
 # Stacked.
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["fra_lora"]))
-@pytest.mark.parametrize("make", [few, many])
-def test_references_in_common_passes_are_those_trained_one_client_at_a_time(method: str, make: Any) -> None:
-    federation = make(method)
-    inside = drawn(federation, 2)
-    together = trained(federation.assembly, inside, 1)
-    alone = trained(federation.assembly, inside, 1, common=False)
-    assert together.why_not_together == ""
-    assert alone.why_not_together != ""
-    require_close(together.states, alone.states, federation.assembly.initial.tensors)
-    apart = [(one - alone.states[0]).norm() for one in alone.states[1:]]
-    assert min(apart) > 1e-3, "other coins, another reference"
-
-
-REPEATED: list[dict[str, Any]] = [
+HIDDEN = {
+    **{"privacy.noise": "distributed", "privacy.hidden_cohort": True, "privacy.noise_multiplier": 1.0},
+    "secure_aggregation.enabled": True,
+}
+REPEATED: list[tuple[Any, str, dict[str, Any]]] = [
+    *((few, method, {}) for method in ("fedlora", "fra_lora", "rolora")),
     # Shrunk: a rank-r part hangs on the last bits where the r-th and the next singular value are close, as those of noise are.
-    {"method.transport_form": "sketch", "method.sketch": 4, "method.denoise": "shrink"},
-    {"method.personal": ("classifier",)},
-    {"federation.vanishing": 0.5},
-    {"privacy.noise": "local", "privacy.participations": 1},
-    {"privacy.clip_quantile": 0.5},
-    {"evaluation.canaries": "direction", "method.personal": ("classifier",)},
-    {
-        "privacy.noise": "distributed",
-        "privacy.hidden_cohort": True,
-        "privacy.noise_multiplier": 1.0,
-        "secure_aggregation.enabled": True,
-    },
+    (many, "fra_lora", {"method.transport_form": "sketch", "method.sketch": 4, "method.denoise": "shrink"}),
+    (many, "ffa_lora", {"evaluation.canaries": "direction", "method.personal": ("classifier",)}),
+    (many, "ffa_lora", {"federation.vanishing": 0.5}),
+    (many, "ffa_lora", {"privacy.noise": "local", "privacy.participations": 1}),
+    (many, "ffa_lora", {"privacy.clip_quantile": 0.5}),
+    (many, "ffa_lora", HIDDEN),
 ]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("more", chosen(REPEATED, [REPEATED[0], REPEATED[3]]))
-def test_passes_personal_tensors_vanishing_clients_and_local_noise_are_repeated(more: dict[str, Any]) -> None:
-    federation = many("fra_lora" if "method.transport_form" in more else "ffa_lora", **more)
+@pytest.mark.parametrize(("make", "method", "more"), REPEATED)
+def test_references_in_common_passes_are_those_trained_one_client_at_a_time(
+    make: Any, method: str, more: dict[str, Any]
+) -> None:
+    federation = make(method, **more)
     inside = drawn(federation, 2)
     together, alone = trained(federation.assembly, inside, 1), trained(federation.assembly, inside, 1, common=False)
-    assert together.why_not_together == ""
+    assert (together.why_not_together == "") is (alone.why_not_together != "") is True
     start = products([federation.assembly.initial.tensors])[0]
     require_close(products(together.states), products(alone.states), start)
+    assert (alone.states[1] - alone.states[0]).norm() > 1e-3, "other coins, another reference"
 
 
 # The same procedure.
 
 
-@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora", "rolora"], ["ffa_lora", "rolora"]))
-@pytest.mark.parametrize(
-    "more",
-    chosen(
-        [{}, {"federation.cohort": 3, "federation.weighting": "examples"}],
-        [{"federation.cohort": 3, "federation.weighting": "examples"}],
-    ),
-)
+WEIGHED = {"federation.cohort": 3, "federation.weighting": "examples"}
+RANKS = {"method.rank": 3, "method.ranks": [f"client-{client}={1 + client % 3}" for client in range(4)]}
+RUNS: list[tuple[str, dict[str, Any]]] = [
+    ("fedlora", RANKS),
+    ("ffa_lora", WEIGHED),
+    ("fra_lora", {}),
+    ("rolora", WEIGHED),
+]
+
+
+@pytest.mark.parametrize(("method", "more"), chosen(RUNS, [RUNS[0], RUNS[3]]))
 def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, Any]) -> None:
+    """Also where clients have ranks of their own."""
     rates = {"training.lr_schedule": "linear", "training.head_factor": 3.0}
     federation = few(method, **more, **rates, **{"training.together": 1})
     run = federation.run().state.tensors
@@ -138,14 +129,6 @@ def test_with_the_coins_of_the_run_it_is_the_run(method: str, more: dict[str, An
     found = trained(federation.assembly, np.stack([members, ~members]), 1, common=False)
     assert same(found.states[0], run)
     assert not same(found.states[1], run)
-
-
-def test_the_clients_of_a_reference_have_their_ranks() -> None:
-    ranks = {"method.rank": 3, "method.ranks": [f"client-{client}={1 + client % 3}" for client in range(4)]}
-    federation = few("fedlora", **ranks, **{"training.together": 1})
-    members = federation.assembly.audit_pool.members
-    run = federation.run().state.tensors
-    assert same(trained(federation.assembly, members[None], 1, common=False).states[0], run)
 
 
 NOISED: list[dict[str, Any]] = [

@@ -184,21 +184,11 @@ def test_correlated_noise_is_undone_around_a_turn() -> None:
         np.testing.assert_allclose(weights_of(case)(unit, seen), expected / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("correlation", ["none", "banded"])
-def test_it_finds_more_than_all_rounds_alike(correlation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(**{"privacy.correlation": correlation})
-    members = case.assembly.audit_pool.members
-    found: Any = canary_cosine.run(case, Settings())
-    assert not refuted(found.null.tails[~members])
-    monkeypatch.setattr(canary_cosine, "weights_of", lambda case: lambda unit, seen: np.ones(len(seen)))
-    alike: Any = canary_cosine.run(case, Settings()).scores
-    assert canaried.auc(found.scores, case) > canaried.auc(alike, case) + 0.03
-
-
 def test_the_estimate_is_that_of_one_gaussian() -> None:
     """The shift of a score is at most 1 / z: the other clients' part of a release takes some of it."""
     case = case_of()
-    found = canary_cosine.run(case, Settings())
+    found: Any = canary_cosine.run(case, Settings())
+    assert not refuted(found.null.tails[~case.assembly.audit_pool.members])
     told = judge.judged(found, case.assembly.audit_pool.members, delta=1e-3, significance=0.05, seed=0, releases=6)
     estimate: Any = {one.name: one for one in told.estimates}["sampled_gaussian"]
     accounted = 5.98  # of a Gaussian with z = 0.6 at delta 1e-3

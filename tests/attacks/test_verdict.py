@@ -16,7 +16,6 @@ import pytest
 from attacks import record
 from attacks.adversary.case import VANTAGES
 from attacks.evidence import judge
-from attacks.evidence.attempts import attempts
 from attacks.record import AttackAt
 from attacks.report import verdict as decided
 from attacks.report.verdict import level, main_of
@@ -261,11 +260,6 @@ def test_recovered_texts_that_are_a_leak_wherever_they_stand(measured: Audit) ->
         assert "Texts can be read back:" in found["text"]
 
 
-def test_what_is_no_share_is_no_attempt() -> None:
-    (found,) = samples.audit(audit_of({"auc": None, "measured": {"bag_recall": "all", "guessed_recall": 1.1}})).cells
-    assert attempts(found) == ()
-
-
 def judged(*cells: Audit, **changes: Any) -> str:
     return decided.level_of(record.read(samples.whole(audit_of(*cells, **changes))))
 
@@ -278,18 +272,12 @@ def silent() -> list[list[Audit]]:
     """Audits of eight attacks whose scores are independent of the coins."""
     random = np.random.default_rng(0)
     draw = random.normal
-    return [[samples.ranked(draw(size=120), draw(size=150), bound=False) for _ in range(8)] for _ in range(300)]
+    return [[samples.ranked(draw(size=120), draw(size=150), bound=False) for _ in range(8)] for _ in range(150)]
 
 
 def test_a_model_that_tells_nothing_has_a_leak_in_at_most_five_of_a_hundred_audits(silent: list[list[Audit]]) -> None:
     found = sum(judged(*cells) == "leak" for cells in silent)
-    assert found <= 24  # Bin(300, .05) exceeds 24 with a chance of 1 in 100; the seed is fixed
-
-
-@pytest.mark.nightly
-def test_with_a_main_attack_it_has_one_as_seldom(silent: list[list[Audit]]) -> None:
-    found = sum(judged(*cells, main=MAIN) == "leak" for cells in silent)
-    assert found <= 24
+    assert found <= 14  # Bin(150, .05) exceeds 14 with a chance of 1 in 100; the seed is fixed
 
 
 @pytest.mark.nightly

@@ -7,7 +7,6 @@ computed one loss at a time, to the bit.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 
@@ -37,7 +36,7 @@ from privacy.accounting import (
     unamplified,
 )
 from privacy.errors import PlanError
-from tests.cells import chosen, every
+from tests.cells import every
 
 ADD, REMOVE = AdjacencyType.ADD, AdjacencyType.REMOVE
 DELTA = 1e-5
@@ -79,14 +78,14 @@ def test_samples_of_one_size_cost_no_less_than_their_worst_data() -> None:
 def test_samples_of_one_size_cost_at_most_what_everybody_costs() -> None:
     almost_all = epsilon(sampled_without_replacement(10, 9, 1.0), 5, DELTA)
     assert almost_all == epsilon(replaced(1.0), 5, DELTA)
-    assert epsilon(sampled_without_replacement(10, 3, 1.0), 5, DELTA) < almost_all
+    some = epsilon(sampled_without_replacement(10, 3, 1.0), 5, DELTA)
+    assert some < almost_all
+    assert delta(sampled_without_replacement(10, 3, 1.0), 5, some) == pytest.approx(DELTA, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("rate", "z", "at"), chosen(itertools.product([0.01, 0.3], [0.6, 2.0], [0.1, 1.0]), [(0.3, 2.0, 0.1)])
-)
-def test_one_release_against_the_integral(rate: float, z: float, at: float) -> None:
+def test_one_release_against_the_integral() -> None:
     """delta is the integral of (p - e^epsilon q)+, the larger one over both orders of the two densities."""
+    rate, z, at = 0.3, 2.0, 0.1
     x = np.linspace(-12 * z, 12 * z + 1, 100_001)
     as_is = norm.pdf(x, 0, z)
     one_more = (1 - rate) * as_is + rate * norm.pdf(x, 1, z)
@@ -100,20 +99,7 @@ def test_one_release_against_the_integral(rate: float, z: float, at: float) -> N
 
 
 @pytest.mark.nightly
-def test_two_releases_against_draws() -> None:
-    """delta = E_P (1 - e^(epsilon - loss))+ over 300,000 draws from P; the relative standard error is below 1 %."""
-    rate, z, at, draws = 0.2, 1.5, 0.5, 300_000
-    rng = np.random.default_rng(0)
-    noise = z * rng.standard_normal((draws, 2)) + (rng.random((draws, 2)) < rate)
-    losses = np.log1p(rate * np.expm1((2 * noise - 1) / (2 * z**2))).sum(axis=1)
-    found = float(np.maximum(0, -np.expm1(at - losses)).mean())
-    assert delta(poisson_sampled(rate, z), 2, at) == pytest.approx(found, rel=0.04)
-    assert delta(poisson_sampled(rate / 2, z), 2, at) < 0.8 * found  # half the rate is noticed
-
-
-@pytest.mark.parametrize(
-    ("rate", "z", "count"), chosen(itertools.product([0.002, 0.02, 0.1], [0.8, 2.0], [10, 500]), [(0.1, 2.0, 10)])
-)
+@pytest.mark.parametrize(("rate", "z", "count"), [(0.1, 2.0, 10), (0.002, 0.8, 500), (0.02, 2.0, 500)])
 def test_another_library_agrees(rate: float, z: float, count: int) -> None:
     prv = pytest.importorskip("opacus.accountants").PRVAccountant()
     prv.history = [(z, rate, count)]
@@ -130,21 +116,18 @@ def test_everybody_every_time_is_exact(count: int, wanted: float) -> None:
         assert delta(unamplified(5.0), count, found) == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize("count", chosen([1, 100, 10_000], [100]))
-def test_sampling_almost_everybody_is_near_exact(count: int) -> None:
-    z = 2 * math.sqrt(count)
-    exact = epsilon(unamplified(z), count, DELTA)
-    assert epsilon(poisson_sampled(1 - 1e-9, z), count, DELTA) == pytest.approx(exact, rel=1e-3)
+def test_sampling_almost_everybody_is_near_exact() -> None:
+    exact = epsilon(unamplified(20.0), 100, DELTA)
+    assert epsilon(poisson_sampled(1 - 1e-9, 20.0), 100, DELTA) == pytest.approx(exact, rel=1e-3)
 
 
-@pytest.mark.parametrize("step", chosen([accounting.COARSEST, accounting.FINE], [accounting.COARSEST], others="weekly"))
-def test_epsilon_moves_as_it_should(step: float) -> None:
+def test_epsilon_moves_as_it_should() -> None:
     def at(rate: float = 0.01, z: float = 1.0, count: int = 200, delta: float = DELTA) -> float:
-        return epsilon(poisson_sampled(rate, z), count, delta, discretization=step)
+        return epsilon(poisson_sampled(rate, z), count, delta, discretization=accounting.COARSEST)
 
     for found in (
         [at(z=z) for z in (3.0, 1.0, 0.7, 0.3, 0.001)],
-        [at(rate=rate) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)],
+        [at(rate=rate) for rate in (0.001, 0.01, 0.1, 0.5, 1.0)],
         [at(count=count) for count in (0, 1, 10, 200, 5000)],
         [at(delta=wanted) for wanted in (1e-2, 1e-4, 1e-6, 1e-9)],
     ):
@@ -166,15 +149,12 @@ def test_nothing_released_costs_nothing() -> None:
         assert set(rdp(release, 0, [2.0, 3.0])) == {0.0}
 
 
-def test_epsilon_and_delta_are_inverse() -> None:
-    for release, count in ((poisson_sampled(0.01, 1.0), 1000), (sampled_without_replacement(1000, 10, 3.0), 100)):
-        assert delta(release, count, epsilon(release, count, DELTA)) == pytest.approx(DELTA, rel=1e-3)
-
-
 def test_no_delta_is_claimed_that_rounding_may_hide() -> None:
     assert delta(poisson_sampled(0.01, 1.0), 1000, 100.0) == accounting.least_delta(1000)
     with pytest.raises(PlanError, match="choose a larger delta"):
         epsilon(poisson_sampled(0.01, 1.0), 1000, 1e-12)
+    with pytest.raises(PlanError, match="too close to 0 or 1"):
+        hockey_sticks(GaussianPrivacyLoss(1.0, sampling_prob=1e-9), np.array([-9.999999999e-10]))
     assert epsilon(unamplified(1.0), 1000, 1e-12) > 0
 
 
@@ -187,7 +167,7 @@ def test_renyi_divergence_is_an_upper_bound_of_the_accountant_of_record() -> Non
 
 
 def test_a_coarse_grid_says_more_never_less() -> None:
-    for rate, z, count in ((0.01, 1.0, 1000), (0.001, 1.0, 50_000), (0.3, 20.0, 500)):
+    for rate, z, count in ((0.01, 1.0, 1000), (0.3, 20.0, 500)):
         fine, coarse = (
             epsilon(poisson_sampled(rate, z), count, DELTA, discretization=step)
             for step in (accounting.FINE, accounting.COARSEST)
@@ -225,14 +205,6 @@ def test_divergences_are_the_librarys_on_the_grid_and_at_its_edges(kind: Adjacen
     assert hockey_sticks(loss, epsilons).tolist() == [loss.get_delta_for_epsilon(float(one)) for one in epsilons]
 
 
-def test_a_rate_that_rounding_hides_is_refused() -> None:
-    loss = GaussianPrivacyLoss(1.0, sampling_prob=1e-9)
-    with pytest.raises(PlanError, match="too close to 0 or 1"):
-        hockey_sticks(loss, np.array([-9.999999999e-10]))
-    with pytest.raises(ValueError, match="smaller than"):
-        loss.get_delta_for_epsilon(-9.999999999e-10)
-
-
 def test_the_accountant_of_record_is_that_of_the_library_where_a_member_is_replaced() -> None:
     release = accounting.Release(PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0)), "replace-one")
     assert isinstance(accounting.distribution(release, 2, 5e-3), PLDAccountant)
@@ -241,18 +213,12 @@ def test_the_accountant_of_record_is_that_of_the_library_where_a_member_is_repla
 
 CALIBRATED: list[tuple[Callable[[float], Release], int, float]] = [
     (lambda z: poisson_sampled(0.3, z), 5, 0.3),
-    (lambda z: sampled_without_replacement(10, 9, z), 5, 8.0),
     (unamplified, 20, 0.5),
     (replaced, 1, 100.0),
 ]
-SLOWLY: list[tuple[Callable[[float], Release], int, float]] = [
-    *((lambda z: poisson_sampled(0.01, z), count, target) for count, target in ((1000, 3.0), (1000, 0.05), (100, 1e3))),
-    (lambda z: poisson_sampled(0.3, z), 5, 8.0),
-    (lambda z: sampled_without_replacement(1000, 10, z), 100, 2.0),
-]
 
 
-@pytest.mark.parametrize(("release_at", "count", "target"), chosen([*CALIBRATED, *SLOWLY], CALIBRATED))
+@pytest.mark.parametrize(("release_at", "count", "target"), CALIBRATED)
 def test_calibration_never_exceeds_and_wastes_little(
     release_at: Callable[[float], Release], count: int, target: float
 ) -> None:
@@ -268,15 +234,9 @@ FITTING = [
     (unamplified(10.0), 3.0),
     (poisson_sampled(0.2, 4.0), 1.0),
 ]
-MORE = [
-    (sampled_without_replacement(1000, 10, 2.0), 3.0),
-    (poisson_sampled(0.2, 2.0), 4.0),
-    (poisson_sampled(0.5, 0.6), 1.0),
-]
-MORE += [(poisson_sampled(0.01, 1.0), 3.0)]
 
 
-@pytest.mark.parametrize(("release", "limit"), chosen([*FITTING, *MORE], FITTING))
+@pytest.mark.parametrize(("release", "limit"), FITTING)
 def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None:
     """Of thousands, all but one in five hundred."""
     count = largest_count(release, limit, DELTA)
@@ -303,13 +263,6 @@ def test_as_many_as_fit_and_not_one_more(release: Release, limit: float) -> None
 def test_what_cannot_be_accounted_for_is_refused(ask: Callable[[], object]) -> None:
     with pytest.raises(PlanError):
         ask()
-
-
-def test_sampling_helps_and_more_rounds_cost_more() -> None:
-    by_rate = [epsilon(poisson_sampled(rate, 1.0), 20, DELTA) for rate in (0.001, 0.01, 0.1, 0.5, 0.99, 1.0)]
-    by_count = [epsilon(poisson_sampled(0.1, 1.0), count, DELTA) for count in (1, 2, 10, 100, 10_000)]
-    assert (by_rate, by_count) == (sorted(by_rate), sorted(by_count))
-    assert np.isfinite(by_count).all()
 
 
 @every("z", [1e-6, 1e-3, 1e6])

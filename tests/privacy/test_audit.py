@@ -29,9 +29,8 @@ from torch import Tensor
 
 from privacy import accounting
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
-from privacy.mechanisms import COUNTER, AdaptiveGaussian, Gaussian, Mechanism, perturbed
-from privacy.sampling_and_turns import FixedSize, Poisson
-from tests.cells import chosen
+from privacy.mechanisms import Gaussian, Mechanism
+from privacy.sampling_and_turns import Poisson
 
 Scores = NDArray[np.float64]
 
@@ -70,7 +69,6 @@ def _bounds(thresholds: Scores, on: Scores, off: Scores, delta: float, significa
 
 Named = Mapping[str, Tensor]
 Clip = Callable[[Named, Mechanism], dict[str, Tensor]]
-Noised = Callable[[Named, Stream], dict[str, Tensor]]
 
 DELTA, C, Z = 1e-5, 0.5, 2.0
 TARGET = {"body": torch.tensor([3.0, -4.0, 12.0]), "head": torch.tensor([40.0, 30.0])}
@@ -91,17 +89,8 @@ def head_not_clipped(contribution: Named, mechanism: Mechanism) -> dict[str, Ten
     return clipped(contribution, mechanism) | {"head": contribution["head"]}
 
 
-def head_not_measured(contribution: Named, mechanism: Mechanism) -> dict[str, Tensor]:
-    factor = mechanism.scale(lambda: norm_of({"body": contribution["body"]}), C)
-    return {name: tensor * factor for name, tensor in contribution.items()}
-
-
 def fresh(trial: int) -> Stream:
     return SEEDED.stream("trial", trial)
-
-
-def fixed(trial: int) -> Stream:
-    return SEEDED.stream("noise")
 
 
 def operating_system(trial: int) -> Stream:
@@ -109,24 +98,20 @@ def operating_system(trial: int) -> Stream:
 
 
 def audited(
-    noised: Noised,
-    *,
-    clip: Clip = clipped,
-    stream: Callable[[int], Stream] = fresh,
-    replayed: Callable[[int], Stream] | None = None,
-    trials: int = 500,
+    clip: Clip = clipped, stream: Callable[[int], Stream] = fresh, replayed: Callable[[int], Stream] | None = None
 ) -> float:
     """The epsilon that an audit finds. replayed: the streams that the attacker assumes; it subtracts their noise."""
-    sent, others = clip(TARGET, Gaussian(Z)), [clip(one, Gaussian(Z)) for one in OTHERS]
+    mechanism = Gaussian(Z)
+    sent, others = clip(TARGET, mechanism), [clip(one, mechanism) for one in OTHERS]
     with_it, without = summed([*others, sent]), summed(others)
 
     def score(total: Named, trial: int) -> float:
-        released = noised(total, stream(trial))
-        guess = noised(without, replayed(trial)) if replayed else without
+        released = mechanism.noised(total, C, stream(trial))
+        guess = mechanism.noised(without, C, replayed(trial)) if replayed else without
         return float(sum(((released[name].double() - guess[name].double()) * sent[name]).sum() for name in sent))
 
-    on = np.array([score(with_it, trial) for trial in range(trials)])
-    off = np.array([score(without, trial) for trial in range(trials, 2 * trials)])
+    on = np.array([score(with_it, trial) for trial in range(300)])
+    off = np.array([score(without, trial) for trial in range(300, 600)])
     return lower_bound(on, off, DELTA)
 
 
@@ -134,58 +119,21 @@ def summed(contributions: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([one[name].double() for one in contributions]).sum(0) for name in ("body", "head")}
 
 
-def gaussian(z: float) -> Noised:
-    return lambda total, stream: Gaussian(z).noised(total, C, stream)
-
-
-def only_body_noised(total: Named, stream: Stream) -> dict[str, Tensor]:
-    return dict(total) | {"body": perturbed(total["body"], Z * C, stream)}
-
-
 def accounted(z: float = Z, delta: float = DELTA) -> float:
     return accounting.epsilon(accounting.unamplified(z), 1, delta)
 
 
-@pytest.mark.parametrize("z", chosen([0.7, 1.0, 2.0, 5.0], [1.0]))
-def test_no_audit_finds_more_than_was_accounted_for(z: float) -> None:
-    assert audited(gaussian(z)) <= accounted(z)
+def test_contributions_that_are_not_clipped_as_a_whole_are_found_out() -> None:
+    assert audited(head_not_clipped) > accounted() >= audited()
 
 
-@pytest.mark.parametrize("clip", chosen([head_not_clipped, head_not_measured], [head_not_clipped]))
-def test_contributions_that_are_not_clipped_as_a_whole_are_found_out(clip: Clip) -> None:
-    assert audited(gaussian(Z), clip=clip) > accounted()
+def test_noise_of_a_known_seed_is_found_out_and_that_of_the_operating_system_cannot_be_replayed() -> None:
+    """An attacker who knows the seed draws fresh noise too. With the operating system's, the same labels give other noise."""
+    assert audited(replayed=fresh) > accounted() >= audited(stream=operating_system, replayed=operating_system)
 
 
-@pytest.mark.parametrize(
-    "noised",
-    [
-        pytest.param(gaussian(0.0), marks=pytest.mark.nightly),
-        gaussian(Z / 10),
-        pytest.param(only_body_noised, marks=pytest.mark.nightly),
-    ],
-    ids=["none", "a tenth", "on one tensor"],
-)
-def test_too_little_noise_is_found_out(noised: Noised) -> None:
-    assert audited(noised, trials=1000) > accounted()
-
-
-def test_noise_of_a_fixed_seed_is_found_out() -> None:
-    """The noise is the same in every release, so the attacker does not even need the seed."""
-    assert audited(gaussian(Z), stream=fixed) > accounted()
-
-
-def test_noise_of_a_known_seed_is_found_out() -> None:
-    """The noise is fresh in every release, but an attacker who knows the seed draws it too."""
-    assert audited(gaussian(Z), stream=fresh, replayed=fresh) > accounted()
-
-
-def test_noise_of_the_operating_system_cannot_be_replayed() -> None:
-    """With the same labels the attacker draws different noise, which only adds to the noise of the release."""
-    assert audited(gaussian(Z), stream=operating_system, replayed=operating_system) <= accounted()
-
-
-RELEASES = 1_000_000
-LARGE_DELTA = 1e-2  # epsilon shows in events of this probability; a million releases have many: a sharp audit
+RELEASES = 400_000
+LARGE_DELTA = 1e-2  # epsilon shows in events of this probability; so many releases have many: a sharp audit
 
 
 def released(at: float | Scores, z: float, label: str) -> Scores:
@@ -195,9 +143,9 @@ def released(at: float | Scores, z: float, label: str) -> Scores:
     return noised.double().numpy() / C
 
 
-@pytest.mark.parametrize("z", chosen([0.7, 1.0, 2.0], [1.0]))
-def test_the_audit_is_sharp(z: float) -> None:
+def test_the_audit_is_sharp() -> None:
     """At LARGE_DELTA the audit finds nine tenths of the accounted epsilon, and notices noise that is a fifth too small."""
+    z = 1.0
     one, none = released(1.0, z, "one"), released(0.0, z, "none")
     assert 0.5 * accounted(z) < lower_bound(one, none, DELTA) <= accounted(z)
     assert 0.9 * accounted(z, LARGE_DELTA) < lower_bound(one, none, LARGE_DELTA) <= accounted(z, LARGE_DELTA)
@@ -205,71 +153,16 @@ def test_the_audit_is_sharp(z: float) -> None:
     assert lower_bound(one, none, LARGE_DELTA) > accounted(z, LARGE_DELTA)
 
 
-@pytest.mark.slow
-def test_replacing_a_member_is_accounted_for_as_such() -> None:
-    """Replacing a member moves the sum by 2 C, which leaks more than adding one; `replaced` accounts for it."""
-    found = lower_bound(released(1.0, 1.0, "plus"), released(-1.0, 1.0, "minus"), DELTA)
-    assert accounted(1.0) < found <= accounting.epsilon(accounting.replaced(1.0), 1, DELTA)
-
-
-@pytest.mark.parametrize("rate", chosen([0.05, 0.3], [0.05]))
-def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones_do(rate: float) -> None:
-    """Each release belongs to a target of its own, which takes part or not by its coin: a million targets, drawn at once."""
-    z, sampler = 0.5, Poisson(RELEASES, rate)
+def test_sampled_releases_leak_no_more_than_was_accounted_for_and_unsampled_ones_do() -> None:
+    """Each release belongs to a target of its own, which takes part or not by its coin: all drawn at once."""
+    z, sampler = 0.5, Poisson(RELEASES, 0.05)
     taking_part = np.zeros(RELEASES)
-    taking_part[sampler.draw(SEEDED.stream("coins", str(rate)).uniform)] = 1.0
+    taking_part[sampler.draw(SEEDED.stream("coins", "0.05").uniform)] = 1.0
     promised = accounting.epsilon(sampler.release(z), 1, DELTA)
     assert promised < accounted(z)
     none = released(0.0, z, "without")
     assert 0.3 * promised < lower_bound(released(taking_part, z, "with"), none, DELTA) <= promised
-    if rate < 0.1:
-        assert lower_bound(released(1.0, z, "with"), none, DELTA) > promised  # with coins that are known, or not tossed
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_fixed_size_samples_leak_no_more_than_was_accounted_for() -> None:
-    """One of twenty members is replaced; samples have two members, so it is in one sample of ten."""
-    z, uniform = 0.8, SEEDED.stream("samples").uniform
-    sampler = FixedSize(20, 2)
-    some = [0 in sampler.draw(uniform) for _ in range(20_000)]
-    taking_part = np.resize(np.array(some, dtype=np.float64), RELEASES)
-    promised = accounting.epsilon(sampler.release(z), 1, DELTA)
-    found = lower_bound(released(taking_part, z, "plus"), released(-taking_part, z, "minus"), DELTA)
-    assert 0 < found <= promised
-
-
-def adaptive_scores(mechanism: AdaptiveGaussian, member: float) -> Scores:
-    """Log-likelihood ratios, up to a constant, of a million releases of vector and count. member: 1 with the client, else 0."""
-    total = {"a": torch.full((RELEASES,), member * C), COUNTER: torch.full((RELEASES,), 0.5 * member)}
-    got = mechanism.noised(total, C, SEEDED.stream("adaptive", str(member)))
-    vector, count = got["a"].double() / C / mechanism.vector.noise_multiplier**2, got[COUNTER].double()
-    return (vector + 0.5 * count / mechanism.count_std**2).numpy()
-
-
-class CountForFree(AdaptiveGaussian):
-    """A broken mechanism: the vector's noise multiplier is z, as if the count were not released."""
-
-    @property
-    def vector(self) -> Gaussian:
-        return Gaussian(self.noise_multiplier)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count_std", chosen([0.51, 0.7, 2.0], [0.7]))
-def test_vector_and_count_together_leak_no_more_than_was_accounted_for(count_std: float) -> None:
-    mechanism = AdaptiveGaussian(1.0, 0.5, count_std)
-    on, off = (adaptive_scores(mechanism, member) for member in (1.0, 0.0))
-    for delta in (DELTA, LARGE_DELTA):
-        assert 0.5 * accounted(1.0, delta) < lower_bound(on, off, delta) <= accounted(1.0, delta)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count_std", chosen([0.51, 0.7], [0.7]))
-def test_a_count_that_is_not_charged_is_found_out(count_std: float) -> None:
-    broken = CountForFree(1.0, 0.5, count_std)
-    on, off = (adaptive_scores(broken, member) for member in (1.0, 0.0))
-    assert lower_bound(on, off, LARGE_DELTA) > accounted(1.0, LARGE_DELTA)
+    assert lower_bound(released(1.0, z, "with"), none, DELTA) > promised  # with coins that are known, or not tossed
 
 
 def test_the_bound_is_one_of_probability() -> None:
@@ -279,14 +172,3 @@ def test_the_bound_is_one_of_probability() -> None:
     apart = lower_bound(np.ones(4000), np.zeros(4000), DELTA)
     exact = 1 - (1e-4 / 4) ** (1 / 2000)  # Clopper and Pearson's upper limit after 0 of 2000
     assert apart == pytest.approx(math.log((1 - exact - DELTA) / exact))
-
-
-def test_the_bound_holds_as_often_as_it_says() -> None:
-    """Randomised response has a known epsilon: at significance 0.1, at most one bound in ten exceeds it, up to chance."""
-    rng, epsilon = np.random.default_rng(0), 1.0
-    truth = math.exp(epsilon) / (1 + math.exp(epsilon))
-    exceeded = 0
-    for _ in range(150):
-        on, off = (rng.random(400) < p for p in (truth, 1 - truth))
-        exceeded += lower_bound(on.astype(np.float64), off.astype(np.float64), 0.0, 0.1) > epsilon
-    assert exceeded <= 25

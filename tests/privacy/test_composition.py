@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import warnings
 from dataclasses import replace
@@ -87,17 +86,6 @@ def test_the_best_of_a_random_number_of_tries_is_below_the_bound(law: Law, kind:
         bound = composition.of_best(law, mean, base)
         for order in ORDERS:
             assert divergence(ours, theirs, order) <= bound[order] * (1 + 1e-9)
-
-
-def test_the_law_of_the_best_is_that_of_all_outcomes_counted_one_by_one() -> None:
-    """`best_of`, which the test above relies on, equals an enumeration of all sequences of up to four tries."""
-    one, tries = np.array([0.2, 0.5, 0.3]), np.array([0.1, 0.2, 0.3, 0.25, 0.15])
-    counted = np.zeros(4)
-    counted[3] = tries[0]
-    for count in range(1, 5):
-        for outputs in itertools.product(range(3), repeat=count):
-            counted[max(outputs)] += tries[count] * float(np.prod(one[list(outputs)]))
-    assert best_of(one, tries) == pytest.approx(counted)
 
 
 @pytest.mark.parametrize(("law", "shape"), [("logarithmic", 0), ("geometric", 1), ("poisson", math.inf)])

@@ -22,7 +22,6 @@ from privacy import accounting, correlation
 from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation, best, square_root
 from privacy.entropy import KeyedEntropy, SeededEntropy
 from privacy.errors import PlanError
-from privacy.sampling_and_turns import PublicOrder
 from tests.cells import every
 
 Matrix = NDArray[np.float64]
@@ -83,21 +82,6 @@ def test_the_exposure_is_the_largest_over_all_patterns_for_every_leading_block(
         naive = max(np.sum(c[:, list(own)].sum(axis=1) ** 2) for own in patterns(rounds, gap, most))
         assert found[rounds] == pytest.approx(naive, rel=1e-12)
     assert found[0] == 0.0
-
-
-@every(
-    "order",
-    [PublicOrder(10, 3), PublicOrder(7, 5, seed=4), PublicOrder(6, 2), PublicOrder(4, 3, vacant=tuple(range(6)))],
-)
-def test_no_member_of_an_order_is_exposed_more(order: PublicOrder) -> None:
-    rounds = 14
-    for made in MADE:
-        found = made.exposures(rounds, order.gap, order.turns(rounds))
-        for upto in range(1, rounds + 1):
-            c = dense(made, upto)
-            for member in range(order.population):
-                own = [r for r in range(upto) if order.has_turn(member, r)]
-                assert np.sum(c[:, own].sum(axis=1) ** 2) <= found[upto] * (1 + 1e-12)
 
 
 @given(st.floats(0, 0.999), st.integers(1, 1200))

@@ -26,7 +26,6 @@ from privacy.distributed import (
     Integers,
     discrete_gaussian,
     norm_bound,
-    resolved,
     rounded,
     squared_bound,
     squared_norm,
@@ -40,8 +39,6 @@ from protocols.thresholds import counted_shares
 from tests.cells import chosen, every
 from tests.privacy.discrete_laws import fit, shares, shifted
 
-WHOLES_LAW = np.exp(-np.square(np.arange(12)) / 2)
-WHOLES_LAW /= WHOLES_LAW.sum()
 TOO_UNLIKELY = 1e-6  # streams are seeded, so nothing here fails by chance
 
 
@@ -89,16 +86,10 @@ def test_large_sigmas_are_normal_in_scale_and_uniform_in_their_last_bits(exponen
 
 def test_samples_are_independent_within_and_across_calls() -> None:
     drawn = stream("independent")
-    first, second = (discrete_gaussian(4, 300_000, drawn).astype(np.float64) for _ in range(2))
+    first, second = (discrete_gaussian(4, 100_000, drawn).astype(np.float64) for _ in range(2))
     for one, other in ((first, second), (first[1:], first[:-1]), (first[1::2], first[::2]), (first[7:], first[:-7])):
         for power in (1, 2):
             assert abs(np.corrcoef(one**power, other**power)[0, 1]) < 5.5 / math.sqrt(len(one))
-
-
-def test_nothing_but_the_stream_decides() -> None:
-    once, again = (discrete_gaussian(1 << 20, 100_000, stream("again")) for _ in range(2))
-    assert np.array_equal(once, again)
-    assert not np.array_equal(once, discrete_gaussian(1 << 20, 100_000, stream("other")))
 
 
 @pytest.mark.parametrize("at_once", chosen([1, 7, 1000], [7, 1000]))
@@ -154,13 +145,6 @@ def test_a_side_is_no_likelier_than_another() -> None:
     assert distributed._one_in(4, 1, Scripted(last, 0)).tolist() == [False]
 
 
-def fit_wholes(found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """The p-value of Pearson's test, with 4 and more as one class."""
-    counts = np.bincount(np.minimum(found, 4), minlength=5)
-    expected = np.append(WHOLES_LAW[:4], WHOLES_LAW[4:].sum()) * len(found)
-    return float(stats.chisquare(counts, expected).pvalue)
-
-
 def exp_minus(exponent: Fraction, terms: int = 400) -> Fraction:
     """exp(-exponent) by its series, with an error below 1e-100 for the exponents here, which are at most 60.5."""
     total, term = Fraction(0), Fraction(1)
@@ -178,30 +162,10 @@ def test_the_thresholds_are_those_of_exact_fractions() -> None:
         assert threshold == math.floor(below / total * 2**64)
     assert len(thresholds(64)) == 10
     assert thresholds(64)[-1] == 2**64 - 1
-
-
-@pytest.mark.parametrize("bits", [3, 64, 192])
-def test_more_bits_begin_with_the_same(bits: int) -> None:
-    fine = [threshold >> bits for threshold in thresholds(2 * bits)]
-    assert fine[: len(thresholds(bits))] == list(thresholds(bits))
-    assert distributed.thresholds(bits, 60) == thresholds(bits)
-
-
-def of_small_words(count: int, *, careless: bool = False) -> list[int]:
-    """Samples from words of three bits, which often equal a threshold. careless: such a word counts as not below it."""
-    rng, table, found = np.random.default_rng(0), thresholds(3), []
-    for _ in range(count):
-        word = int(rng.integers(8))
-        if word in table and not careless:
-            found.append(resolved(word, lambda: int(rng.integers(8)), 3))
-        else:
-            found.append(sum(word >= threshold for threshold in table))
-    return found
-
-
-def test_words_that_decide_nothing_are_gone_on_with() -> None:
-    assert fit_wholes(np.array(of_small_words(50_000))) > TOO_UNLIKELY
-    assert fit_wholes(np.array(of_small_words(50_000, careless=True))) < TOO_UNLIKELY
+    for bits in (3, 64, 192):  # more bits begin with the same
+        fine = [threshold >> bits for threshold in thresholds(2 * bits)]
+        assert fine[: len(thresholds(bits))] == list(thresholds(bits))
+        assert distributed.thresholds(bits, 60) == thresholds(bits)
 
 
 class Given(Stream):
@@ -250,14 +214,9 @@ def test_the_bound_is_the_published_one() -> None:
             exact = published(unit, dim, beta)
             assert math.sqrt(max(0.0, exact**2 - 1)) <= norm_bound(unit, dim, beta) * (1 + 1e-15)
             assert norm_bound(unit, dim, beta) <= exact * (1 + 1e-15)
-
-
-def test_the_bound_is_no_smaller_than_the_root_of_an_integer() -> None:
-    for unit in (2.0**20 + 1 / 3, 12_345_678.9, 2.0**45 + 0.7):
-        squared = squared_bound(unit, 1000)
-        bound = norm_bound(unit, 1000)
-        numerator, denominator = bound.as_integer_ratio()
-        assert numerator**2 >= squared * denominator**2
+    for unit in (2.0**20 + 1 / 3, 2.0**45 + 0.7):  # no smaller than the root of an integer
+        numerator, denominator = norm_bound(unit, 1000).as_integer_ratio()
+        assert numerator**2 >= squared_bound(unit, 1000) * denominator**2
 
 
 @given(st.integers(1, 200), st.floats(0.0, 1000.0), st.floats(0.0, 1.0), st.integers(0, 10**6))
@@ -271,17 +230,10 @@ def test_no_result_is_longer_and_every_coordinate_is_next_to_its_value(
     assert ((result == np.floor(values)) | (result == np.floor(values) + 1)).all()
 
 
-def test_integers_and_zeros_stay_what_they_are() -> None:
-    """So a client that is not drawn, whose vector is zero, contributes only noise."""
-    assert not rounded(np.zeros(1000), 1.0, stream()).any()
-    assert rounded(np.array([3.0, -4.0, 0.0]), 5.0, stream()).tolist() == [3, -4, 0]
-
-
-@pytest.mark.parametrize("norm", [3.0, 30.0, 300.0])
-def test_the_mean_is_the_vector(norm: float) -> None:
+def test_the_mean_is_the_vector() -> None:
     """Apart from the norm condition, which most draws meet, neither one coordinate nor their sum is off by more than chance."""
-    values, draws = vector(500, norm), 4000
-    drawn = stream("mean", str(norm))
+    norm, draws, drawn = 30.0, 4000, stream("mean", "30.0")
+    values = vector(500, norm)
     errors = np.mean([rounded(values, norm, drawn) for _ in range(draws)], axis=0) - values
     share = values - np.floor(values)
     spread = np.sqrt(share * (1 - share) / draws)
@@ -289,16 +241,6 @@ def test_the_mean_is_the_vector(norm: float) -> None:
     along = float(errors @ values) / norm  # the condition shortens by a small part of one rounding error
     assert abs(along) < 0.05 * math.sqrt(500) / 2
     assert abs(float(errors.sum())) < 6 * math.sqrt(float((spread**2).sum())) + 0.5
-
-
-@every(("dim", "norm"), [(1, 0.5), (4, 1.0), (400, 10.0), (400, 1000.0), (10_000, 50.0)])
-def test_most_draws_are_short_enough(dim: int, norm: float) -> None:
-    """At least 39 % of the draws, also for vectors of halves, which rounding lengthens most."""
-    values = np.full(dim, norm / math.sqrt(dim))
-    drawn = stream("refused")
-    limit = squared_bound(norm, dim)
-    rounds = [np.floor(values) + (drawn.uniform(dim) < values - np.floor(values)) for _ in range(2000)]
-    assert np.mean([float(one @ one) <= limit for one in rounds]) > 0.39
 
 
 def test_what_is_too_long_is_drawn_again_and_never_clipped() -> None:
@@ -309,15 +251,6 @@ def test_what_is_too_long_is_drawn_again_and_never_clipped() -> None:
     result = rounded(values, unit, Told(0.0, 0.0))
     expected = (Told().uniform(dim) < 0.5).astype(np.int64)
     assert result.tolist() == expected.tolist()
-
-
-def test_unconditional_rounding_exceeds_the_bound() -> None:
-    dim, unit = 400, 10.0
-    values = np.full(dim, unit / math.sqrt(dim))
-    drawn, limit = stream("unconditional"), squared_bound(unit, dim)
-    longer = sum(int((drawn.uniform(dim) < values).sum()) > limit for _ in range(4_000))
-    assert longer > 0
-    assert max(squared_norm(rounded(values, unit, drawn)) for _ in range(4_000)) <= limit
 
 
 def test_norms_of_long_vectors_are_exact() -> None:
@@ -452,16 +385,6 @@ def test_one_client_moves_an_integer_total_by_at_most_the_bound(monkeypatch: pyt
     assert not mechanism.encoded(np.zeros(dim), 1.0, drawn).any()
 
 
-@pytest.mark.parametrize("clip_norm", [1e-3, 0.7, 40.0])
-def test_but_for_noise_a_total_is_the_sum_to_a_few_units(monkeypatch: pytest.MonkeyPatch, clip_norm: float) -> None:
-    monkeypatch.setattr(distributed, "discrete_gaussian", noiseless)
-    mechanism, dim = DistributedGaussian(1.0, 9, 6), 500
-    values = vectors(9, dim, clip_norm)
-    total = sum((mechanism.encoded(one, clip_norm, stream("sum")) for one in values), np.zeros(dim, np.int64))
-    off = mechanism.decoded(total, clip_norm, dim) - values.sum(axis=0)
-    assert np.abs(off).max() <= 9 * clip_norm / mechanism.grid(dim).unit
-
-
 def test_the_variance_that_smooths_the_integers_is_charged() -> None:
     """Three shares of sigma 4 count as a variance of 44."""
     assert squared_bound(distributed._unit(1.0, 3, 4, 1), 1) == 43
@@ -523,7 +446,3 @@ def test_a_single_honest_share_protects_less() -> None:
 def test_what_cannot_be_noised_or_rounded_is_refused(ask: Callable[[], object]) -> None:
     with pytest.raises(PlanError):
         ask()
-
-
-def test_more_bits_are_the_remedy_for_noise_that_does_not_fit() -> None:
-    assert DistributedGaussian(1e4, 100_000, 1, 64).grid(300_000).sigma >= 4

@@ -27,15 +27,6 @@ EVERYBODY = ("reader", "participant", "server")
 SMALL = Setting(clients=20, cohort=2, rounds=5, delta=1e-5, dim=400)
 
 
-@pytest.mark.slow
-def test_a_target_is_met_and_not_exceeded() -> None:
-    plan = forecast.for_epsilon(SMALL, 3.0)
-    assert 2.97 < plan.epsilon <= 3.0
-    assert plan.epsilon == forecast.for_noise(SMALL, plan.noise_multiplier).epsilon
-    seen = accounting.unamplified(plan.noise_multiplier)
-    assert plan.epsilon_participants == accounting.epsilon(seen, 5, 1e-5) > plan.epsilon
-
-
 def test_samples_of_one_size_are_accounted_for_as_such() -> None:
     fixed = forecast.for_noise(replace(SMALL, sampling="fixed"), 2.0)
     assert fixed.epsilon == accounting.epsilon(accounting.sampled_without_replacement(20, 2, 2.0), 5, 1e-5)
@@ -61,17 +52,13 @@ def test_the_outlook_compares_noise_with_the_longest_mean(
 
 
 @pytest.mark.nightly
-def test_alternatives_keep_to_their_targets_with_more_noise_than_a_plan_and_stop_at_all_clients() -> None:
-    others = forecast.alternatives(SMALL, (1.0, 3.0))
-    found = [(other.epsilon, other.setting.cohort) for other in others]
-    assert found == [(e, c) for e in (1.0, 3.0) for c in (1, 2, 4, 8)]
+def test_alternatives_keep_to_their_target_with_hardly_more_noise_than_a_plan() -> None:
+    others = forecast.alternatives(SMALL, (3.0,))
+    assert [(other.epsilon, other.setting.cohort) for other in others] == [(3.0, cohort) for cohort in (1, 2, 4, 8)]
     for other in others[-2:]:
         assert forecast.for_noise(other.setting, other.noise_multiplier).epsilon <= 3.0
         plan = forecast.for_epsilon(other.setting, 3.0)
         assert 0.99 * plan.noise_multiplier < other.noise_multiplier < 1.1 * plan.noise_multiplier
-    for cohort, expected in ((15, [7, 15, 20]), (1, [1, 2, 4])):
-        others = forecast.alternatives(replace(SMALL, cohort=cohort), (3.0,))
-        assert [other.setting.cohort for other in others] == expected
 
 
 WRONG = [("cohort", 21), ("cohort", 0), ("rounds", 0), ("clients", -1), ("dim", 0), ("delta", 1.0), ("delta", math.nan)]

@@ -7,17 +7,13 @@ adds up costs of one unit and one adjacency.
 from __future__ import annotations
 
 import hashlib
-import math
 import sqlite3
 import stat
-import subprocess
-import sys
 import tempfile
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -44,15 +40,6 @@ def reserve(ledger: Ledger, run: str, epsilon: float, delta: float = 0.0, **more
     return ledger.reserve(run, Cost(epsilon, delta), **{"data_digest": "d", "unit": UNIT, "terms": {}, **more})
 
 
-def test_a_new_ledger_has_spent_nothing_and_is_found_again(ledger: Ledger) -> None:
-    again = Ledger.open(ledger.path, head=ledger.head)
-    assert (again.data_set, again.epsilon, again.delta, again.composition) == ("ward", 1.0, 1e-4, "basic")
-    assert again.orders == ()
-    assert again.spent() == Cost(0.0, 0.0)
-    assert again.reserved("a") is None
-    assert again.head == ledger.head
-
-
 def test_runs_draw_on_one_budget_and_a_run_replaces_its_own_share(ledger: Ledger) -> None:
     reserve(ledger, "a", 0.3, 5e-5)
     reserve(ledger, "b", 0.5)
@@ -64,6 +51,7 @@ def test_runs_draw_on_one_budget_and_a_run_replaces_its_own_share(ledger: Ledger
 
 
 def test_a_run_without_a_charge_is_closed_for_good(ledger: Ledger) -> None:
+    assert (Ledger.open(ledger.path).spent(), ledger.orders) == (Cost(0.0, 0.0), ())
     reserve(ledger, "b", 0.7)
     head = ledger.close("b")
     assert ledger.close("b") == head, "closed once"
@@ -145,7 +133,7 @@ def test_what_cannot_be_written_as_json_is_refused(ledger: Ledger) -> None:
     assert Ledger.open(ledger.path).rows()[-1].body["terms"] == {"10": "é", "9": [None, True]}
 
 
-@pytest.mark.parametrize(("epsilon", "parts"), [(0.3, 3), (1.0, 10), (0.7, 7), (2.1, 21), (5.5, 55)])
+@pytest.mark.parametrize(("epsilon", "parts"), [(0.3, 3), (1.0, 10), (2.1, 21)])
 def test_an_exact_fit_fits_and_a_tiny_overspend_does_not(tmp_path: Path, epsilon: float, parts: int) -> None:
     ledger = Ledger.create(tmp_path / "ledger.db", data_set="ward", epsilon=epsilon, delta=None)
     for run in range(parts):
@@ -153,14 +141,10 @@ def test_an_exact_fit_fits_and_a_tiny_overspend_does_not(tmp_path: Path, epsilon
     for more in (1e-12, 1e-14):
         with pytest.raises(BudgetExhausted):
             reserve(ledger, "more", more)
-
-
-def test_overspends_within_the_tolerance_do_not_add_up() -> None:
-    budget = Budget(1.0, None)
     costs = [Cost(1.0, 0.0)]
-    while budget.holds([*costs, Cost(2.0**-54, 0.0)]):
+    while Budget(1.0, None).holds([*costs, Cost(2.0**-54, 0.0)]):
         costs.append(Cost(2.0**-54, 0.0))
-    assert sum(Fraction(cost.epsilon) for cost in costs) <= 1 + Fraction(2) ** -49
+    assert sum(Fraction(cost.epsilon) for cost in costs) <= 1 + Fraction(2) ** -49, "nor do overspends add up"
 
 
 amounts = st.integers(0, 12)
@@ -168,7 +152,7 @@ reservations = st.tuples(st.sampled_from("abc"), amounts, amounts)
 requests = st.lists(st.one_of(reservations, st.tuples(st.sampled_from("abc"), st.sampled_from(["charge", "close"]))))
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(requests)
 def test_any_sequence_of_requests_goes_as_in_exact_arithmetic(sequence: list[Any]) -> None:
     held: dict[str, tuple[int, int]] = {}  # tenths of epsilon and of 1e-5
@@ -285,12 +269,6 @@ def test_a_head_survives_being_kept_and_nothing_else_passes_for_one(ledger: Ledg
         Ledger.open(ledger.path, head=replace(head, row=2))
 
 
-def test_the_ledger_loads_nothing_heavy() -> None:
-    probe = "import privacy.ledger, sys; print({'torch', 'scipy', 'numpy', 'dp_accounting'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
 def linear(count: int) -> Cost:
     return Cost(count / 10, 0.0)
 
@@ -307,21 +285,15 @@ def planned(who: str) -> int:
     return {"": 3, "north": 2, "south": 1}[who]
 
 
-def test_charges_count_down_what_is_left_for_each(three: Ledger) -> None:
-    account = Account(three, "a", planned, None, lambda _: None)
-    account.charge(2, "north", {"round": 1})
-    account.charge(1, "south")
-    assert (account.left("north"), account.left("south"), account.left()) == (0, 0, 3)
-    assert (account.releases("north"), account.releases("south"), account.releases()) == (2, 1, 0)
-    assert three.rows()[-2].body["note"] == {"round": 1}
-
-
 def test_one_more_than_planned_is_refused_and_not_charged(three: Ledger) -> None:
     account = Account(three, "a", planned, None, lambda _: None)
     account.charge(2, "north")
     with pytest.raises(BudgetExhausted, match=r"release 3 .* 'north' .* 2 planned"):
         account.charge(who="north")
-    account.charge(2)
+    account.charge(2, note={"round": 1})
+    assert (account.left("north"), account.left("south"), account.left()) == (0, 1, 1)
+    assert (account.releases("north"), account.releases("south"), account.releases()) == (2, 0, 2)
+    assert three.rows()[-1].body["note"] == {"round": 1}
     with pytest.raises(BudgetExhausted):
         account.charge(2)
     assert three.charged("a") == {"north": 2, "": 2}
@@ -356,16 +328,8 @@ def test_a_plan_grows_as_far_as_the_ledger_admits(three: Ledger) -> None:
     ):
         account.charge()
     assert account.releases() == 5
-    with pytest.raises(BudgetExhausted):
-        reserve(three, "c", 0.1)
-
-
-def test_a_resumed_run_goes_on_where_the_killed_one_was(three: Ledger) -> None:
-    Account(three, "a", planned, linear, lambda _: None).charge(4)
     resumed = Account(Ledger.open(three.path), "a", planned, linear, lambda _: None)
-    assert (resumed.releases(), resumed.left()) == (4, 0)
-    resumed.charge()
-    assert three.reserved("a") == linear(5)
+    assert (resumed.releases(), resumed.left()) == (5, 0), "it goes on where a killed one was"
 
 
 def test_a_head_that_cannot_be_kept_stops_the_release_and_stays_charged(three: Ledger) -> None:
@@ -379,23 +343,6 @@ def test_a_head_that_cannot_be_kept_stops_the_release_and_stays_charged(three: L
 
 
 BUDGETS = [(0.5, 1e-6), (1.0, 1e-5), (3.0, 1e-5), (8.0, 1e-5), (8.0, 1e-9), (50.0, 1e-3)]
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The exact delta of a Gaussian mechanism of sensitivity mu and standard deviation 1 (Balle, Wang 2018)."""
-    law = NormalDist().cdf
-    return law(mu / 2 - epsilon / mu) - math.exp(epsilon) * law(-mu / 2 - epsilon / mu)
-
-
-@every(("epsilon", "delta"), BUDGETS)
-def test_gaussians_that_fill_the_filter_are_within_the_budget(epsilon: float, delta: float) -> None:
-    budget = Budget.fixed(epsilon, delta, "rdp")
-    assert budget.order is not None
-    mu = math.sqrt(2 * budget.limits[0] / budget.order)  # rho(order) = order mu^2 / 2
-    assert gaussian_delta(mu, epsilon) <= delta
-    # The conversion costs less than half of epsilon: the same noise does not meet epsilon / 2. It is not forgotten either.
-    assert gaussian_delta(mu, epsilon / 2) > delta
-    assert gaussian_delta(math.sqrt(2 * epsilon / budget.order), epsilon) > delta
 
 
 @every(("epsilon", "delta"), BUDGETS)
@@ -453,17 +400,12 @@ NOTHING = [
 ]
 
 
-@every(("epsilon", "delta"), NOTHING)
-def test_a_budget_of_which_nothing_follows_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(PlanError):
-        Budget.fixed(epsilon, delta, "rdp")
-
-
-def test_a_refused_budget_leaves_no_file(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data_set": "ward", "epsilon": 1.0, "delta": 1e-5}
-    for wrong in ({"epsilon": -1.0}, {"delta": 1.0}, {"composition": "strong"}):
+def test_a_budget_of_which_nothing_follows_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "composition": "rdp"}
+    wrong = [{"epsilon": epsilon, "delta": delta} for epsilon, delta in NOTHING]
+    for one in (*wrong, {"composition": "strong"}, {"epsilon": -1.0, "composition": "basic"}):
         with pytest.raises(PlanError):
-            Ledger.create(tmp_path / "ledger.db", **given | wrong)
+            Ledger.create(tmp_path / "ledger.db", data_set="ward", **given | one)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,13 +6,15 @@ racing processes gets the rest of a budget, and no row is lost.
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,16 @@ from privacy.errors import BudgetExhausted, LedgerError
 from privacy.filters import Cost
 from privacy.ledger import Ledger
 from tests.cells import chosen
-from tests.privacy.ledger_child import ENOUGH, RECORD, RUN, UNIT, forked, heads_beside, kept_head, start
+from tests.privacy.ledger_child import (
+    ENOUGH,
+    RECORD,
+    RUN,
+    UNIT,
+    charge_and_release,
+    heads_beside,
+    kept_head,
+    start,
+)
 
 
 class UnderpaidError(AssertionError):
@@ -79,7 +90,22 @@ def test_kills_at_random_instants_leave_every_release_paid_for(tmp_path: Path, k
     assert charged - released <= kills  # one charge at most is lost to each kill
 
 
-def sweep(tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Callable[..., int]]:
+    """The exit code of a fork that runs the child's `main`."""
+    with start("serve") as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+
+        def asked(*arguments: object) -> int:
+            print(json.dumps([str(one) for one in arguments]), file=server.stdin, flush=True)
+            return int(server.stdout.readline())
+
+        yield asked
+        server.stdin.close()
+
+
+def sweep(forked: Callable[..., int], tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
     """Kill a new run at each of its crash points in turn; yields whether the kill left a release that was not charged."""
     for deadly in range(1000):
         folder = new(tmp_path / f"{order}-{deadly}")
@@ -93,22 +119,22 @@ def sweep(tmp_path: Path, order: str, rounds: int) -> Iterator[bool]:
             yield False
         except UnderpaidError:
             yield True
-        assert forked("release", folder, "honest", 1) == 0, "what a kill left can be gone on with"
+        charge_and_release(folder, "honest", 1)  # what a kill left can be gone on with
     raise AssertionError("the child never came to its end")
 
 
 @pytest.mark.parametrize("rounds", chosen([1, 2], [1]))
-def test_no_named_instant_is_deadly_to_the_accounts(tmp_path: Path, rounds: int) -> None:
-    found = list(sweep(tmp_path, "honest", rounds))
+def test_no_named_instant_is_deadly_to_the_accounts(forked: Any, tmp_path: Path, rounds: int) -> None:
+    found = list(sweep(forked, tmp_path, "honest", rounds))
     assert len(found) > 5 * rounds
     assert not any(found)
 
 
-def test_charging_after_the_release_is_caught(tmp_path: Path) -> None:
-    assert any(sweep(tmp_path, "broken", rounds=1))
+def test_charging_after_the_release_is_caught(forked: Any, tmp_path: Path) -> None:
+    assert any(sweep(forked, tmp_path, "broken", rounds=1))
 
 
-def test_creation_killed_at_any_instant_leaves_no_ledger_or_a_whole_one(tmp_path: Path) -> None:
+def test_creation_killed_at_any_instant_leaves_no_ledger_or_a_whole_one(forked: Any, tmp_path: Path) -> None:
     seen = []
     for deadly in range(1000):
         path = tmp_path / str(deadly) / "ledger.db"

@@ -154,14 +154,12 @@ def test_a_curve_holds_the_measured_rounds_and_the_bytes_until_them(compared: tu
     assert plain.curve[-1].score == plain.accuracy
 
 
-def test_the_tables_are_those_of_the_rows(compared: tuple[Path, list[Any]]) -> None:
+def test_tables_and_drawing_are_those_of_the_rows_and_have_the_names_as_they_are(
+    compared: tuple[Path, list[Any]],
+) -> None:
     out, rows = compared
     assert (out / "compare.csv").read_text(encoding="utf-8") == as_csv(rows)
     assert (out / "compare.md").read_text(encoding="utf-8") == markdown(rows)
-
-
-def test_the_drawing_has_a_line_for_each_and_the_names_as_they_are(compared: tuple[Path, list[Any]]) -> None:
-    out, rows = compared
     drawing = (out / "compare.svg").read_text(encoding="utf-8")
     texts = {element.text for element in ElementTree.fromstring(drawing).iter() if element.text}
     assert {"round", "accuracy", *(row.name for row in rows)} <= texts
@@ -239,8 +237,13 @@ def test_killed_at_any_round_it_goes_on_to_the_same_numbers(
 
 @pytest.mark.usefixtures("no_pages")
 def test_another_configuration_may_join(base: RunConfig, tmp_path: Path) -> None:
+    """Settings that changed since are refused by name, before anything is begun, and so is a comparison of fewer."""
     first, second = base.override(["federation.rounds=1"]), base.override(["federation.rounds=1", "method.rank=2"])
     compare({"a": first}, [0], tmp_path / "out")
+    before = sorted(tmp_path.rglob("*"))
+    with refused(RunDirectoryError):
+        compare({"b": second, "a": first.override(["training.lr=0.5", "federation.rounds=2"])}, [0], tmp_path / "out")
+    assert sorted(tmp_path.rglob("*")) == before, "the new one was not begun either"
     assert [row.name for row in compare({"a": first, "b": second}, [0], tmp_path / "out")] == ["a", "b"]
     with refused(RunDirectoryError):
         compare({"a": first}, [0], tmp_path / "out")
@@ -256,17 +259,6 @@ def test_a_target_of_the_configuration_is_waited_for(base: RunConfig, tmp_path: 
 
 
 # Refusals: nothing is run, and nothing written.
-
-
-@pytest.mark.usefixtures("no_pages")
-def test_settings_that_changed_since_are_refused_by_name(base: RunConfig, tmp_path: Path) -> None:
-    config = base.override(["federation.rounds=1"])
-    compare({"a": config}, [0], tmp_path / "out")
-    before = sorted(tmp_path.rglob("*"))
-    changed = config.override(["training.lr=0.5", "federation.rounds=2"])
-    with refused(RunDirectoryError):
-        compare({"new": config, "a": changed}, [0], tmp_path / "out")
-    assert sorted(tmp_path.rglob("*")) == before, "the new one was not begun either"
 
 
 def test_what_cannot_be_compared_is_refused(base: RunConfig, tmp_path: Path) -> None:
