@@ -106,6 +106,7 @@ def test_private_notes(tmp_path: Path) -> None:
     assert result["privacy"]["private"]
 
 
+@pytest.mark.nightly
 def test_the_trainer_makes_every_planned_step_and_logs_no_loss(capsys: pytest.CaptureFixture[str]) -> None:
     main_ = runpy.run_path(str(EXAMPLES / "hugging_face_trainer.py"))["main"]
     main_.__globals__.update(EXAMPLES=100, EPOCHS=2)
@@ -242,6 +243,7 @@ def notebook() -> tuple[dict[str, Any], ...]:
     return tuple(cell for cell in read["cells"] if cell["cell_type"] == "code")
 
 
+@pytest.mark.nightly
 def test_the_cells_of_the_notebook_run_as_a_script() -> None:
     """Small settings replace the notebook's own, which have the same names."""
     names: dict[str, Any] = {"__name__": "notebook"}

@@ -166,8 +166,8 @@ def of_shares(config: RunConfig, population: Population) -> Plan:
     passes, hidden = population.passes, config.privacy.hidden_cohort
     if passes > 1 and hidden:
         raise ConfigError(
-            f"privacy.hidden_cohort is refused with {passes} passes a round: a client tosses its secret coin for one pass; use "
-            "a method of one pass (e.g. FRA with method.transport_form = 'dense')"
+            f"privacy.hidden_cohort is refused with {passes} passes a round: a client draws in secret, for one pass, whether "
+            "it takes part; use a method of one pass (e.g. FRA with method.transport_form = 'dense')"
         ).about("privacy.hidden_cohort", hidden, "a method of one pass a round")
     releases = config.federation.rounds * passes
     return for_shares(_target(config), population.cohorts, releases, passes, hidden=hidden)
