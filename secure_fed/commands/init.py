@@ -135,8 +135,9 @@ def asked(chosen: argparse.Namespace) -> Answers:
     trust = chosen.trust or _ask(
         "--trust", "Whom do the parties trust with each other's updates? (server, nobody)", TRUSTED
     )
-    rows = len(next(iter(table.values()))) * max(1, len(files)) if table else 20_000
-    units = {"persons": len(set(table.get(person, ()))) or rows, "parties": parties}.get(protect, rows)
+    of_each = len(next(iter(table.values()))) if table else 20_000
+    units = {"persons": len(set(table.get(person, ()))) or of_each}.get(protect, of_each) * max(1, len(files))
+    units = parties if protect == "parties" else units
     return Answers(files, protect, trust, parties, party, person, units, task, columns)
 
 
