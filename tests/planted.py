@@ -75,12 +75,12 @@ def faults(root: Path = ROOT) -> list[Fault]:
 
 
 class Copy:
-    """A copy of the packages and the tests, in which one fault at a time stands."""
+    """A copy of the packages, the tests and what they read, in which one fault at a time stands."""
 
     def __init__(self, root: Path, path: Path) -> None:
         self.path = path
         build = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
-        for name in (*build["targets"]["wheel"]["packages"], "tests", "docs"):
+        for name in (*build["targets"]["wheel"]["packages"], "tests", "docs", "examples"):
             shutil.copytree(root / name, path / name, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(root / "pyproject.toml", path)
         # Bytecode is checked by content: a fault may be as long as the text it replaces, and be written in the same second.
