@@ -135,9 +135,8 @@ def asked(chosen: argparse.Namespace) -> Answers:
     trust = chosen.trust or _ask(
         "--trust", "Whom do the parties trust with each other's updates? (server, nobody)", TRUSTED
     )
-    of_each = len(next(iter(table.values()))) if table else 20_000
-    units = {"persons": len(set(table.get(person, ()))) or of_each}.get(protect, of_each) * max(1, len(files))
-    units = parties if protect == "parties" else units
+    of_each = len(set(table.get(person, ()))) or (len(next(iter(table.values()))) if table else 20_000)
+    units = parties if protect == "parties" else of_each * max(1, len(files))
     return Answers(files, protect, trust, parties, party, person, units, task, columns)
 
 
