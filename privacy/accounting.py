@@ -71,7 +71,7 @@ class Release:
 
     @property
     def plain(self) -> bool:
-        """Whether everybody takes part, so that the release is an exact Gaussian."""
+        """Whether everybody takes part in a release of Gaussian noise, so that the exact formulas hold."""
         return isinstance(self.event, GaussianDpEvent)
 
     @property

@@ -245,19 +245,19 @@ def in_turn(setting: Setting, target: Target, possible: Possible) -> Iterator[Wa
     """The ways of a public order."""
     order, rounds = PublicOrder(setting.clients, setting.cohort), setting.rounds
     turns = order.turns(rounds)
-    yield _way(setting, for_turns(target, order, rounds), "schedule", "central", CLIENTS)
+    plan = for_turns(target, order, rounds)
+    yield _way(setting, plan, "schedule", "central", CLIENTS)
     if possible.correlated:
         chosen = best(rounds, order.gap, turns, possible.momentum)
         if chosen.band > 1:  # a band of one is independent noise
-            plan = for_turns(target, order, rounds, correlation=chosen)
-            independent = _way(setting, plan, "schedule", "central", CLIENTS)
-            final = plan.noise_multiplier * float(chosen.errors(rounds)[-1])
+            banded = for_turns(target, order, rounds, correlation=chosen)
+            independent = _way(setting, banded, "schedule", "central", CLIENTS)
+            final = banded.noise_multiplier * float(chosen.errors(rounds)[-1])
             yield replace(independent, correlation="banded", band=chosen.band, final_noise=final)
-    if possible.counted >= 1:
-        plan, surplus = for_turns(target, order, rounds, shares=True), setting.cohort / possible.counted
-        yield _way(setting, plan, "schedule", "distributed", EVERYBODY, math.sqrt(surplus))
-    plan = for_contributions(target, order.rate, ("each",), 1, turns)
-    yield _way(setting, plan, "schedule", "local", EVERYBODY, math.sqrt(setting.cohort))
+    if possible.counted >= 1:  # shares are charged as central noise of their multiplier
+        yield _way(setting, plan, "schedule", "distributed", EVERYBODY, math.sqrt(setting.cohort / possible.counted))
+    local = for_contributions(target, order.rate, ("each",), 1, turns)
+    yield _way(setting, local, "schedule", "local", EVERYBODY, math.sqrt(setting.cohort))
 
 
 def _way(
