@@ -29,10 +29,10 @@ UNITS = {"nobody": "none", "texts": "example", "persons": "person", "parties": "
 TRUSTED = ("server", "nobody")
 _LABELS = ("label", "labels", "class", "category", "target", "intent", "topic", "diagnosis", "code", "y")
 _PARTIES = (
-    *("party", "client", "site", "hospital", "clinic", "bank", "branch"),
-    *("organisation", "organization", "centre", "center"),
+    *("party", "client", "silo", "site", "hospital", "clinic", "practice", "ward", "department", "bank", "branch"),
+    *("office", "organisation", "organization", "company", "school", "centre", "center", "location", "region"),
 )
-_PERSONS = ("person", "patient", "patient_id", "user", "user_id", "customer", "customer_id", "subject", "author")
+_PERSONS = ("person", "patient", "user", "customer", "member", "employee", "subject", "author")
 _FEW = 50  # parties that all take part in every round
 _ROWS, _CLASSES = 1000, 100  # of the first file are looked at; a column of more values is no label
 
@@ -142,6 +142,8 @@ def asked(chosen: argparse.Namespace) -> Answers:
 
 def _ask(option: str, question: str, choices: Sequence[str] = (), default: str = "") -> str:
     if not sys.stdin.isatty():
+        if default:
+            return default
         raise ConfigError(f"{option} is not given, and there is no terminal to ask at: give it").about(
             option, None, "given"
         )
@@ -189,7 +191,7 @@ def _dealt(protect: str) -> str:
 
 def _recognised(usual: Sequence[str], present: Any) -> str:
     """The column whose name is one of the usual ones; "" if none is."""
-    return next((name for known in usual for name in present if name.lower() == known), "")
+    return next((name for known in usual for name in present if name.lower() in (known, f"{known}_id")), "")
 
 
 def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
@@ -230,7 +232,9 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
         yield f"cohort = {found.parties}  # all take part in every round"
     yield "rounds = 20"
     yield "[method]"
-    if private:
+    if private and found.task == "classification" and found.files and not own:
+        yield 'name = "head"  # the classification layer alone; federa with rule = "ffa_lora" may learn more, and takes longer'
+    elif private:
         yield 'name = "federa"  # LoRA that starts in the largest directions of the weights'
         yield 'rule = "ffa_lora"  # B alone is trained, so that noise reaches the model linearly'
     else:

@@ -271,8 +271,11 @@ def _tokens(pack: Pack) -> int:
 
 
 def _seconds(assembly: Assembly, passes: _Passes) -> float | None:
-    """The time that the products of a round take here at the speed of one large product; None where it is not known."""
-    if not passes.tokens:
+    """The time that the products of a round take here at the speed of one large product.
+
+    None where it is not known, and for an encoder that reads each text once in the run.
+    """
+    if not passes.tokens or assembly.objective.reads_once:
         return None
     settings, problem = assembly.config.training, assembly.problem
     sizes = [len(own) for own in islice(problem.train, _LOOKED_AT)]

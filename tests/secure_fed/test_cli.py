@@ -176,7 +176,7 @@ def test_progress_names_clients_as_they_are_called_and_counts_on(capsys: pytest.
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "round 2: left out client [bold]ward[/]: its update is not finite"
     assert told[1] == "round 2: left out client [/]: its update is not finite"
-    assert told[2].startswith("round 2/3: accuracy 50.0% after round 1, 2.00 MB sent")
+    assert told[2].startswith("round 2/3: accuracy 50.0 % after round 1, 2.00 MB sent")
     with ConsoleProgress(3) as progress:
         progress.on_round_end(round_of(1, rejected=["ward"], masked={}), State(Tensors({}), 1))
     said = "round 1: left out client ward: its message violates the secure aggregation protocol"
@@ -187,7 +187,7 @@ def test_progress_shows_f1_first_of_entities_and_answers(capsys: pytest.CaptureF
     for task in ("tokens", "question_answering"):
         with ConsoleProgress(3, task=task) as progress:
             progress.on_round_end(round_of(1, accuracy=0.97, f1=0.125), State(Tensors({}), 1))
-        assert capsys.readouterr().err.startswith("round 1/3: F1 0.125, accuracy 97.0%, ")
+        assert capsys.readouterr().err.startswith("round 1/3: F1 0.125, accuracy 97.0 %, ")
 
 
 @pytest.mark.parametrize(

@@ -285,10 +285,11 @@ def test_a_shared_ledger_stays_as_it_is_and_a_plan_beyond_it_is_refused(folder: 
     assert path.read_bytes() == before
 
 
-def test_a_folder_without_weights_is_enough(folder: Path) -> None:
+@pytest.mark.parametrize("method", ["fedlora", "head"])  # `head` reads each text once
+def test_a_folder_without_weights_is_enough(folder: Path, method: str) -> None:
     own: dict[str, Any] = {"task": "classification", "model.pooling": "mean"}
-    with_weights = foreseen(settings(folder, **own))["memory"]["parts"]
-    without = foreseen(settings(folder, **own, **{"model.name": str(folder / "shapes")}))["memory"]["parts"]
+    with_weights = foreseen(settings(folder, method, **own))["memory"]["parts"]
+    without = foreseen(settings(folder, method, **own, **{"model.name": str(folder / "shapes")}))["memory"]["parts"]
     assert without | {"python, libraries and data": 0} == with_weights | {"python, libraries and data": 0}
 
 

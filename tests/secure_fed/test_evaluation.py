@@ -203,7 +203,7 @@ def test_a_run_is_stalled_after_so_many_evaluations_that_are_no_better() -> None
     assert stalled(rounds(0.5, None, 0.4, None), 2, "classification") == "", "rounds without an evaluation do not count"
     assert (
         stalled(rounds(0.5, 0.4, 0.5), 2, "classification")
-        == "2 evaluations in a row were no better than the evaluation of round 1, accuracy 50.0%"
+        == "2 evaluations in a row were no better than the evaluation of round 1, accuracy 50.0 %"
     )
     assert stalled(rounds(0.5, 0.4, 0.6, 0.5), 2, "classification") == ""
     assert (

@@ -104,18 +104,17 @@ def test_the_task_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]
         "classification": lambda at: {
             "letter": f"dear team {at}",
             "team": ("loans", "cards")[at % 2],
-            "branch": f"b{at % 2}",
+            "branch_id": f"b{at % 2}",
         },
     }
     for name, row in cases.items():
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row(at)) + "\n" for at in range(12)), encoding="utf-8")
-        parties = "branch" if name == "classification" else "2"
-        answers = ["--parties", parties, "--protect", "texts", "--trust", "server"]
+        answers = ["--parties", "2", "--protect", "texts", "--trust", "server"][2 * (name == "classification") :]
         assert main(["init", "--data", f"{name}.jsonl", *answers]) == 0
         data = RunConfig.from_dict(tomllib.loads(capsys.readouterr().out)).data
         expected = {"chat": ("", ""), "causal_lm": ("story", ""), "classification": ("letter", "team")}
         assert (data.task, (data.text, data.label)) == (name, expected[name])
-    answers[1] = "2"  # now the branch may be what is predicted, too
+    answers += "--parties", "2"  # now the branch may be what is predicted, too
     assert main(["init", "--data", "classification.jsonl", *answers]) == 2
     assert main(["init", "--data", "classification.jsonl", *answers, "--label", "team"]) == 0
 

@@ -262,8 +262,8 @@ def test_an_accuracy_is_shown_with_the_round_that_it_is_of(capsys: pytest.Captur
         line.on_round_end(*ended(3))
     first, second, third = capsys.readouterr().err.splitlines()
     assert "accuracy" not in first
-    assert "accuracy 50.0%, 2.00 kB sent" in second
-    assert "accuracy 50.0% after round 2, 3.00 kB sent" in third
+    assert "accuracy 50.0 %, 2.00 kB sent" in second
+    assert "accuracy 50.0 % after round 2, 3.00 kB sent" in third
 
 
 def test_epsilon_is_of_all_charged_releases_those_of_an_interrupted_round_included(

@@ -69,9 +69,13 @@ def spoken(metric: str) -> str:
     return _NAMES.get(metric, metric.replace("_", " "))
 
 
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 def shown(metric: str, value: float) -> str:
-    """The metric and its value for people: "accuracy 91.2%", "F1 0.412"."""
-    return f"{spoken(metric)} {value:.1%}" if metric == "accuracy" else f"{spoken(metric)} {value:.3g}"
+    """The metric and its value for people: "accuracy 91.2 %", "F1 0.412"."""
+    return f"{spoken(metric)} {percent(value)}" if metric == "accuracy" else f"{spoken(metric)} {value:.3g}"
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,6 @@ def no_better(accuracy: float | None, common: Commonest | None) -> str:
     if accuracy is None or common is None or not common.not_exceeded_by(accuracy):
         return ""
     return (
-        f"The accuracy of {accuracy:.1%} is no better than always giving the commonest label of the test set, "
-        f"{common.share:.1%} (at 95 % confidence): the accuracy shows no learning."
+        f"The accuracy of {percent(accuracy)} is no better than always giving the commonest label of the test set, "
+        f"{percent(common.share)} (at 95 % confidence): the accuracy shows no learning."
     )

@@ -203,7 +203,10 @@ def test_auto_is_no_method_of_its_own() -> None:
 
 @pytest.mark.parametrize("folder", [True, False])
 def test_a_sentence_encoder_gets_the_mean(folder: bool, small_model: Path, tmp_path: Path) -> None:
-    """By its sentence-transformers configuration; another model keeps its own pooling, and so does whoever asks for it."""
+    """By its sentence-transformers configuration; another model keeps its own pooling, and so does whoever asks for it.
+
+    Under a guarantee its classification layer trains alone, unless a setting asks for an adapter.
+    """
     model = tmp_path / "encoder"
     model.symlink_to(small_model) if not folder else _copied(small_model, model)
     run, said = decided(changed({"model.name": str(model)}))
@@ -213,6 +216,14 @@ def test_a_sentence_encoder_gets_the_mean(folder: bool, small_model: Path, tmp_p
         decided(changed({"model.name": str(model), "data.task": "causal_lm", "data.train": "x"}))[0].model.pooling
         == "auto"
     )
+    private = {**PRIVATE, "model.name": str(model)}
+    assert decided(changed(private))[0].method.name == ("head" if folder else "federa")
+    for asked in (
+        {"method.rank": 4},
+        {"model.pooling": "model"},
+        {"model.train_head": False, "model.descriptions": "x"},
+    ):
+        assert decided(changed(private | asked))[0].method.name == "federa"
 
 
 def _copied(model: Path, to: Path) -> None:
