@@ -52,11 +52,11 @@ def _method(run: RunConfig, model: nn.Module | None) -> tuple[dict[str, Any], st
         return {"name": "fedft"}, f"no layers for an adapter are known in {type(model).__name__}, so all of it trains"
     if run.privacy.unit != "none":
         of_adapters = {field.name for field in fields(MethodConfig)} - {"name", "modules_to_save"}
-        layer_alone = model is None and run.data.task in _OF_WHOLE_TEXTS and run.model.train_head
-        if layer_alone and run.model.pooling != "model" and all(map(run.method.left_alone, of_adapters)):
-            if means_tokens(run.model):
-                why = f"{run.model.name} is a sentence encoder: its features often suffice, and it reads each text once"
-                return {"name": "head"}, f"{why}; compare 'federa', which may learn more and takes far longer"
+        open_for_it = model is None and run.data.task in _OF_WHOLE_TEXTS and run.model.train_head
+        open_for_it = open_for_it and run.model.pooling != "model" and all(map(run.method.left_alone, of_adapters))
+        if open_for_it and means_tokens(run.model):
+            why = f"{run.model.name} is a sentence encoder: its features often suffice, and it reads each text once"
+            return {"name": "head"}, f"{why}; compare 'federa', which may learn more and takes far longer"
         if run.model.device_map or not run.method.left_alone("freeze_init"):
             return {"name": "ffa_lora"}, "with A frozen, noise reaches the model linearly"
         rule = {"rule": "ffa_lora"} if run.method.left_alone("rule") else {}
