@@ -118,7 +118,7 @@ def in_one_process(party: Deployed, config: RunConfig, tmp: Path) -> Federation:
     """The federation that simulates the same run, over copies of the nodes' files."""
     files = [str(shutil.copy(home / "train.jsonl", tmp / f"c{at}.jsonl")) for at, home in enumerate(party.homes)]
     own = {("data", "train"): files, ("data", "test"): str(party.folder.parent / "test.jsonl")}
-    quiet = {("evaluation", "dummies"): 0, ("evaluation", "audit_fraction"): 0.0, ("training", "together"): 1}
+    quiet = {("evaluation", "audit_fraction"): 0.0, ("training", "together"): 1}
     return Federation(config.replace({**own, **quiet}), entropy=SeededEntropy(SEED))
 
 
