@@ -22,7 +22,11 @@ HOW = {
 _DRAWS = 4000
 
 
+_ORDER = [*HOW, "fedlora", "ffa_lora", "federa", "fra_lora"]
+
+
 def page(found: Sequence[Line]) -> str:
+    found = sorted((line for line in found if line["how"] != "search"), key=_place)
     parts = []
     for data in dict.fromkeys(line["data"] for line in found):
         own = [line for line in found if line["data"] == data and line["how"] in HOW]
@@ -35,6 +39,12 @@ def page(found: Sequence[Line]) -> str:
     if noise:
         parts += ["### The noise alone, by cohort", noised(noise)]
     return "\n\n".join(parts)
+
+
+def _place(line: Line) -> tuple[Any, ...]:
+    """Its row in a table: without a federation first, then by epsilon, and the methods in one order."""
+    how = _ORDER.index(line["how"]) if line["how"] in HOW else len(HOW)
+    return line["data"], how, line["cohort"], -float(line["epsilon"]), _ORDER.index(line["method"])
 
 
 def silos(found: Sequence[Line]) -> str:
@@ -61,7 +71,7 @@ def silos(found: Sequence[Line]) -> str:
                 membership(some),
                 f"{mean(x for line in some for x in line['once']):.2f}",
                 f"{mean(x for line in some for x in line['often']):.2f}",
-                f"{mean(line['bytes up'] for line in some) / 1e6:.1f} MB",
+                "" if how in ("pooled", "alone") else f"{mean(line['bytes up'] for line in some) / 1e6:.1f} MB",
                 f"{mean(line['CPU seconds'] for line in some):.0f}",
                 f"{max(line['MiB'] for line in some):.0f}",
             ]
@@ -100,7 +110,8 @@ def noised(found: Sequence[Line]) -> str:
     """How much the noise of a whole run raises the loss of the untrained model, by method, epsilon and cohort."""
     cohorts = sorted({line["cohort"] for line in found})
     rows = []
-    for method, epsilon in dict.fromkeys((line["method"], line["epsilon"]) for line in found):
+    keys = dict.fromkeys((line["method"], line["epsilon"]) for line in found)
+    for method, epsilon in sorted(keys, key=lambda key: _ORDER.index(key[0])):
         by_cohort = {
             line["cohort"]: line["noise"] for line in found if (line["method"], line["epsilon"]) == (method, epsilon)
         }
