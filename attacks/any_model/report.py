@@ -254,7 +254,7 @@ def show(audit: Audit) -> None:
     for one in facts["signals"]:
         low, high = one["auc_interval"]
         caught = one["tpr_at_fpr"]["0.01"]
-        rate = "too few others" if caught is None else f"{caught['tpr']:.1%}"
+        rate = "too few others" if caught is None else percent(caught["tpr"])
         table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
     console.print(table)
     console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is chance")

@@ -168,12 +168,12 @@ def headline_in_capitals(audit: Audit) -> str:
 
 
 def able(audit: Audit) -> str:
-    """The number of attacks that found nothing, if not all were made: " by 4 of 13 attacks ..."."""
+    """The number of attacks that found nothing, if not all were made: " by the 4 attacks ..."."""
     applied, total = len(_made(audit)), len(audit.attacks)
     if audit.asked_for or applied == total:
         return ""
-    these = f"one attack of {total}" if applied == 1 else f"{applied} of {total} attacks"
-    return f" by {these} that {'was' if applied == 1 else 'were'} possible"
+    these = "one attack that was" if applied == 1 else f"the {applied} attacks that were"
+    return f" by {these} possible, of {total}"
 
 
 def tried_by_name(audit: Audit) -> str:

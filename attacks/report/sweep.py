@@ -87,7 +87,7 @@ def _row(run_dir: Path, audit: Audit) -> RunBeside:
 
 def sentence(run: RunBeside) -> str:
     """A row as a sentence: each number with its attack and adversary."""
-    clauses = [] if run.accuracy is None else [f"accuracy {run.accuracy:.1%}"]
+    clauses = [] if run.accuracy is None else [f"accuracy {percent(run.accuracy)}"]
     if run.auc is None:
         clauses.append("no attack on membership gave a result")
     else:

@@ -336,7 +336,8 @@ def faults(config: RunConfig) -> Iterator[Fault]:
         section, name = setting.split(".")
         value = getattr(getattr(config, section), name)
         if value not in admitted:
-            yield Fault(setting, value, " or ".join(map(repr, admitted)), why)
+            words = ("nothing" if one in ("", None, ()) else repr(one) for one in admitted)
+            yield Fault(setting, value, " or ".join(words), why)
 
 
 # The settings of each machine alone, with the values that a charter may have.

@@ -51,7 +51,10 @@ def _method(run: RunConfig, model: nn.Module | None) -> tuple[dict[str, Any], st
     if model is not None and not _adaptable(model, run.method):
         return {"name": "fedft"}, f"no layers for an adapter are known in {type(model).__name__}, so all of it trains"
     if run.privacy.unit != "none":
-        if model is None and run.data.task in _OF_WHOLE_TEXTS and _layer_suffices(run):
+        of_adapters = {field.name for field in fields(MethodConfig)} - {"name", "modules_to_save"}
+        open_for_it = model is None and run.data.task in _OF_WHOLE_TEXTS and run.model.train_head
+        open_for_it = open_for_it and run.model.pooling != "model" and all(map(run.method.left_alone, of_adapters))
+        if open_for_it and means_tokens(run.model):
             why = f"{run.model.name} is a sentence encoder: its features often suffice, and it reads each text once"
             return {"name": "head"}, f"{why}; compare 'federa', which may learn more and takes far longer"
         if run.model.device_map or not run.method.left_alone("freeze_init"):
@@ -65,13 +68,6 @@ def _method(run: RunConfig, model: nn.Module | None) -> tuple[dict[str, Any], st
     if federation.aggregate != "mean" or federation.optimizer != "mean":
         return {"name": "fedlora"}, "its factors can be combined by other rules than one round's mean"
     return {"name": "fra_lora"}, "it is as accurate as averaged LoRA factors, and its mean is exact"
-
-
-def _layer_suffices(run: RunConfig) -> bool:
-    """Whether to train the classification layer alone: over a sentence encoder, unless a setting asks for an adapter."""
-    of_adapters = (field.name for field in fields(MethodConfig) if field.name not in ("name", "modules_to_save"))
-    open_for_it = run.model.train_head and run.model.pooling != "model" and all(map(run.method.left_alone, of_adapters))
-    return open_for_it and means_tokens(run.model)
 
 
 def _adaptable(model: nn.Module, settings: MethodConfig) -> bool:

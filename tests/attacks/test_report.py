@@ -257,7 +257,7 @@ def test_attacks_that_were_not_made_are_named() -> None:
     assert head("one attack alone") == f"1 of {len(ATTACKS)} attacks tried: nothing was found"
     assert head("an attack of ones own").startswith(f"1 of {len(ATTACKS)} attacks and 1 of your own tried: ")
     assert head("a leak by one attack alone").startswith(f"1 of {len(ATTACKS)} attacks tried: a leak was found")
-    nowhere = f"Nothing was found by {of - 1} of {of} attacks that were possible"
+    nowhere = f"Nothing was found by the {of - 1} attacks that were possible, of {of}"
     assert head("an attack that applies nowhere") == nowhere
     others = untried(samples.audit(OTHERS["one attack alone"][1]))
     assert all((one.title in others) == (name != "loss") for name, one in ATTACKS.items())

@@ -221,7 +221,7 @@ def test_a_sentence_encoder_gets_the_mean(folder: bool, small_model: Path, tmp_p
     for asked in (
         {"method.rank": 4},
         {"model.pooling": "model"},
-        {"model.train_head": False, "model.descriptions": "x"},
+        {"model.train_head": False, "model.descriptions": "x", "model.pooling": "mean"},
     ):
         assert decided(changed(private | asked))[0].method.name == "federa"
 
