@@ -57,6 +57,18 @@ def test_every_link_of_a_page_leads_somewhere_and_no_merge_is_left_in_it(page: s
         assert not anchor or place.suffix != ".md" or anchor in anchors(place), link
 
 
+def test_the_walks_of_the_design_count_their_files_and_name_what_is_defined_in_them() -> None:
+    text = text_of(DOCS / "design.md")
+    stops = re.findall(r"^(\d+)\. \[([^]]*)\]\(\.\./([^)]*)\): (.*)$", text, flags=re.MULTILINE)
+    counts = [int(count) for count in re.findall(r"^\*\*.*\*\*, (\d+) files:", text, flags=re.MULTILINE)]
+    assert len(counts) == 2
+    assert [int(number) for number, *_ in stops] == [number for count in counts for number in range(1, count + 1)]
+    for _, named, path, clause in stops:
+        assert named == path
+        for name in re.findall(r"`(\w+)`", clause):
+            assert re.search(rf"^ *(?:(?:def|class) )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), (path, name)
+
+
 def test_a_table_that_stored_runs_no_longer_give_is_named_with_the_command_that_renews_it(tmp_path: Path) -> None:
     file = runpy.run_path(str(ROOT / "benchmarks" / "runs_file.py"))
     page, tables = tmp_path / "page.md", {"one": "| 1 |\n| 2 |", "two": "| 3 |"}

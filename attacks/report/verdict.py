@@ -29,7 +29,7 @@ settings, its number of clients, its recording and the references.
 
     canaries of random direction, clients by secret coins,
     rounds recorded                                           canary_likelihood, the most powerful test where it applies
-    canaries of random direction otherwise                    canary_cosine, and without recorded rounds one_run
+    canaries of random direction otherwise                    canary_cosine
     canaries of wrong labels or rare tokens                   one_run
     no canaries                                               lira if there are references, else loss
 

@@ -1,15 +1,17 @@
 """A client: it holds its examples, trains on them, and sends a bounded change.
 
-`ClientSetup` is what all clients of one process share. `clipped` is the bound on what one client can change, before any noise.
-`Registered` makes the clients of a large federation when they are drawn.
+`ClientSetup` is what all clients of one process share. `Together` trains a round's clients of one process before they answer.
+`clipped` is the bound on what one client can change, before any noise. `Registered` makes the clients of a large federation
+when they are drawn.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.tensors import Layout, LayoutError, Tensors
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -296,6 +300,43 @@ class Client:
             return np.random.default_rng([self._setup.seed, round_, self.index])
         secret = protection.entropy.stream("training", round_, self.index)
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
+
+
+@runtime_checkable
+class Trainable(Protocol):
+    """A participant whose training may be done outside it."""
+
+    def job(self, request: Any) -> Job | None: ...
+
+    def train_ahead(self, request: Any, trained: Trained) -> None: ...
+
+
+@dataclass(frozen=True)
+class Together:
+    """`InProcess.prepare` that trains a round's clients of one process in common passes, before the clients answer.
+
+    Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
+    itself. public: whether clients are protected; passes then have public shapes, so that one client's result does not depend
+    on who else was drawn.
+    """
+
+    objective: Objective
+    public: bool
+    ways: Ways = field(default_factory=Ways)
+
+    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
+        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
+        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
+        tried = len(self.ways.trials)
+        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
+        for trial in list(self.ways.trials.values())[tried:]:  # those made now
+            if trial.why_not:
+                _log.warning("clients train one after the other: %s", trial.why_not)
+            else:
+                _log.info("clients train in shared passes")
+        for (participant, request, _), trained in zip(theirs, found, strict=True):
+            participant.train_ahead(request, trained)
 
 
 def clipped(contribution: Tensors, clip_norm: float, protection: Protection, *, nothing: bool) -> Tensors:

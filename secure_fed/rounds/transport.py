@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from protocols.parameters import Parameters
-from secure_fed.learning.training.common_passes.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Trained
-from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import RoundPlan
 from secure_fed.tensors.tensors import Tensors
 
@@ -40,7 +36,6 @@ _STAGES = {
 }
 _AFTER = (_STAGES["consistency"], _STAGES["unmask"])
 _VANISHING_STREAM = 2**32 - 2  # no client has this index, so no client has this randomness
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -178,43 +173,6 @@ class InProcess:
             for participant, request in some:
                 if (answer := participant.handle(request)) is not None:
                     yield answer
-
-
-@runtime_checkable
-class Trainable(Protocol):
-    """A participant whose training may be done outside it."""
-
-    def job(self, request: Any) -> Job | None: ...
-
-    def train_ahead(self, request: Any, trained: Trained) -> None: ...
-
-
-@dataclass(frozen=True)
-class Together:
-    """`InProcess.prepare` that trains a round's clients of one process in common passes, before the clients answer.
-
-    Only the arithmetic is shared. Each client alone receives its result, and does all further steps (clipping, noise, masks)
-    itself. public: whether clients are protected; passes then have public shapes, so that one client's result does not depend
-    on who else was drawn.
-    """
-
-    objective: Objective
-    public: bool
-    ways: Ways = field(default_factory=Ways)
-
-    def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
-        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
-        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
-        theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
-        tried = len(self.ways.trials)
-        found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)
-        for trial in list(self.ways.trials.values())[tried:]:  # those made now
-            if trial.why_not:
-                _log.warning("clients train one after the other: %s", trial.why_not)
-            else:
-                _log.info("clients train in shared passes")
-        for (participant, request, _), trained in zip(theirs, found, strict=True):
-            participant.train_ahead(request, trained)
 
 
 @dataclass

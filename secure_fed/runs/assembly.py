@@ -22,8 +22,7 @@ from privacy.sampling_and_turns import Attendance, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.audit_pool.number_of_dummies import dummies
-from secure_fed.learning.audit_pool.pool import AuditPool, hold_out
+from secure_fed.learning.audit_pool.pool import AuditPool, dummies, hold_out
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.models.architecture import positions_of, width_of
@@ -39,7 +38,7 @@ from secure_fed.learning.training.local_function import LocalFunction, trainer_o
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.trial_results import user_file
 from secure_fed.methods.method import LoraShaped, Method, RoundPlan, State, loss_of
-from secure_fed.rounds.client import Client, ClientSetup, Registered
+from secure_fed.rounds.client import Client, ClientSetup, Registered, Together
 from secure_fed.rounds.client_models import part, personal_names, require_ranks, require_shared_factors
 from secure_fed.rounds.cohort import cohort_sampler, dummy_sampler, vacancies
 from secure_fed.rounds.diagnostics import Watch, watch
@@ -60,7 +59,7 @@ from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.server import Server, Turns, turns_of
 from secure_fed.rounds.server_optimizer import ServerOptimizer, Tail
 from secure_fed.rounds.sums import OpenSum, empty_sum
-from secure_fed.rounds.transport import Together, Transport
+from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.tensors import Tensors
 
 

@@ -20,7 +20,7 @@ from secure_fed.federation import Federation
 from secure_fed.learning.models.loading import digest_of
 from secure_fed.methods import METHODS, build, card
 from secure_fed.methods.method import State
-from secure_fed.rounds.transport import Together
+from secure_fed.rounds.client import Together
 from secure_fed.runs.membership import kept_scores
 from secure_fed.runs.run import Result
 from secure_fed.tensors.tensors import Layout, Tensors

@@ -25,8 +25,8 @@ from privacy.sampling_and_turns import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
-from secure_fed.learning.audit_pool.number_of_dummies import COST, Count, Room, count, dummies
-from secure_fed.learning.audit_pool.pool import AuditPool
+from secure_fed.learning.audit_pool.number_of_dummies import COST, Count, Room, count
+from secure_fed.learning.audit_pool.pool import AuditPool, dummies
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.methods.method import State
 from secure_fed.rounds.cohort import dummy_sampler

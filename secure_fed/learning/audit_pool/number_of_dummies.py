@@ -1,9 +1,4 @@
-"""Dummies: their number beside the units of a run, computed from public numbers alone, and their coins.
-
-A dummy is an audited unit that is nobody's data: a client beside clients, an example beside examples. A fair coin decides
-whether it is a member. A member pulls the model along a random direction of its own, as far as the clip norm C allows any unit;
-a non-member takes part too, and contributes zeros. So members and non-members differ as the guarantee's neighbouring data sets
-do, whoever adds the noise, and no real unit is held out.
+"""The number of dummies (`pool.dummies`) beside the units of a run, from public numbers alone.
 
 The cost of m dummies. With R of N clients expected in a round, k = m R / N dummies are expected beside them, half of which
 send a vector of length C in a random direction. On each of d coordinates of a sum this is a variance of k C^2 / (2 d), beside
@@ -23,17 +18,11 @@ units. The divisor of a mean is the same as without dummies.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from secure_fed.config import RunConfig
-from secure_fed.learning.audit_pool.pool import AuditPool, draws, kind_of
-from secure_fed.learning.data.audit_unit import Pointing, Unit
 
 COST = 0.01  # of the variance of the noise
 FEWEST, ENOUGH, MOST, SHARE = 20, 100, 2000, 0.1
@@ -102,37 +91,3 @@ def count(config: RunConfig, room: Room) -> Count:
             f"{cheap} dummy clients fit, and {room.fewest} are needed, so that none takes part more often than a client",
         )
     return Count(cheap)
-
-
-def dummies(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
-    """The dummies of a federation of these clients, with their coins tossed. units: the number of each client's units.
-
-    Beside clients, dummies are separate clients, "dummy-0007". Beside examples or persons, each is an example at a client,
-    "client-0003/dummy-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
-    the seed. Neither the coin nor the direction depends on anybody's data.
-    """
-    kind, seed = kind_of(config), config.federation.seed
-    word = "dummy"
-    while any(name.startswith(f"{word}-") for name in names):
-        word = f"{word}_"  # a user's client has this name
-    called = [f"{word}-{number:04d}" for number in range(count.dummies)]
-    if kind == "client":
-        found = [Unit(name, name, ()) for name in called]
-    else:
-        hosts = _hosts(count.dummies, units)
-        placed = [(names[host], f"{names[host]}/{name}") for host, name in zip(hosts, called, strict=True)]
-        found = [Unit(name, client, (Pointing(None, name, seed),)) for client, name in placed]
-    key = hashlib.sha256(f"dummies of seed {seed}".encode()).digest()
-    coins = np.array([draws(key, unit.name.encode())[1] < 0.5 for unit in found], dtype=bool)
-    return AuditPool(
-        kind, tuple(names), (), units=tuple(found), members=coins, why=count.why, of="dummies", directions=True
-    )
-
-
-def _hosts(count: int, units: Sequence[int]) -> list[int]:
-    """(count,) indices of clients, spread evenly over all their units."""
-    if not count:
-        return []
-    upto = np.cumsum(units)
-    at = (np.arange(count) + 0.5) / count * (upto[-1] if len(upto) else 0)
-    return [int(host) for host in np.searchsorted(upto, at, side="right")]

@@ -2,10 +2,15 @@
 
 A protected unit (an example; with privacy for persons a person, with client-level privacy a whole client) enters the audit pool
 with probability p, and a fair coin makes each unit of the pool a member or not. Members train as usual; non-members are removed
-entirely: an example from its client's data, a client from the federation. A pool of dummies (`dummies.py`) holds out nothing.
+entirely: an example from its client's data, a client from the federation.
 
-The lot (whether a unit enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name) under the
-seed. So
+Dummies are audited units that are nobody's data: clients beside clients, examples beside examples. A pool of them (`dummies`)
+holds out nothing. A member pulls the model along a random direction of its own, as far as the clip norm C allows any unit; a
+non-member takes part too, and contributes zeros. So members and non-members differ as the guarantee's neighbouring data sets
+do, whoever adds the noise. `number_of_dummies` has their number.
+
+The lot (whether a unit of the data enters the pool) and the coin are a keyed hash of the unit itself (its content, or its name)
+under the seed. So
 - for a fixed number of units, replacing one unit changes no other unit's lot or coin. p depends on their number: it is
   `evaluation.audit_fraction`, at most 1,800 units, and 0 if that would be fewer than ten units. So adding or removing a unit
   changes p a little, and may move another unit into the pool or out of it. The guarantee therefore takes the number of units as
@@ -35,7 +40,8 @@ from numpy.typing import NDArray
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
-from secure_fed.learning.data.audit_unit import Unit, reading
+from secure_fed.learning.audit_pool.number_of_dummies import Count
+from secure_fed.learning.data.audit_unit import Pointing, Unit, reading
 from secure_fed.learning.data.encode import Encoded, without_aside
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.data.rows import places_of
@@ -203,6 +209,40 @@ def everything(problem: Problem) -> AuditPool:
         for place, name in zip(places, names, strict=True)
     ]
     return replace(held, units=tuple(units), members=np.ones(len(units), dtype=bool), places=places)
+
+
+def dummies(config: RunConfig, count: Count, names: Sequence[str], units: Sequence[int]) -> AuditPool:
+    """The dummies of a federation of these clients, with their coins tossed. units: the number of each client's units.
+
+    Beside clients, dummies are separate clients, "dummy-0007". Beside examples or persons, each is an example at a client,
+    "client-0003/dummy-0007", spread over the clients in proportion to their units. A coin is a keyed hash of the name under
+    the seed. Neither the coin nor the direction depends on anybody's data.
+    """
+    kind, seed = kind_of(config), config.federation.seed
+    word = "dummy"
+    while any(name.startswith(f"{word}-") for name in names):
+        word = f"{word}_"  # a user's client has this name
+    called = [f"{word}-{number:04d}" for number in range(count.dummies)]
+    if kind == "client":
+        found = [Unit(name, name, ()) for name in called]
+    else:
+        hosts = _hosts(count.dummies, units)
+        placed = [(names[host], f"{names[host]}/{name}") for host, name in zip(hosts, called, strict=True)]
+        found = [Unit(name, client, (Pointing(None, name, seed),)) for client, name in placed]
+    key = hashlib.sha256(f"dummies of seed {seed}".encode()).digest()
+    coins = np.array([draws(key, unit.name.encode())[1] < 0.5 for unit in found], dtype=bool)
+    return AuditPool(
+        kind, tuple(names), (), units=tuple(found), members=coins, why=count.why, of="dummies", directions=True
+    )
+
+
+def _hosts(count: int, units: Sequence[int]) -> list[int]:
+    """(count,) indices of clients, spread evenly over all their units."""
+    if not count:
+        return []
+    upto = np.cumsum(units)
+    at = (np.arange(count) + 0.5) / count * (upto[-1] if len(upto) else 0)
+    return [int(host) for host in np.searchsorted(upto, at, side="right")]
 
 
 def _candidates(held: AuditPool) -> list[tuple[Place, str, bytes]]:

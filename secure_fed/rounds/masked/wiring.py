@@ -23,7 +23,7 @@ from protocols.workers import OneProcess, Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Method
-from secure_fed.rounds.client import Client
+from secure_fed.rounds.client import Client, Together
 from secure_fed.rounds.cohort import invited
 from secure_fed.rounds.masked.checks import ExpectedRounds
 from secure_fed.rounds.masked.client import MaskedClient, masked_clients
@@ -33,7 +33,7 @@ from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.sums import Clock
-from secure_fed.rounds.transport import InProcess, Participant, Together, Transport, Vanishing
+from secure_fed.rounds.transport import InProcess, Participant, Transport, Vanishing
 from secure_fed.tensors.tensors import Tensors
 
 
