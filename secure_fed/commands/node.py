@@ -244,7 +244,8 @@ def _state(found: dict[str, Any]) -> str:
     def words(cost: dict[str, float]) -> str:
         return f"epsilon {cost['epsilon']:.4g} and delta {cost['delta']:.3g}"
 
-    state = "closed" if found["closed"] else "waits for its owner" if found["waiting"] else "open"
+    going = "ended" if found["model"] else "open"
+    state = "closed" if found["closed"] else "waits for its owner" if found["waiting"] else going
     if found["last_contact"]:
         state += f", {found['rounds']} of {found['of_rounds'] or '?'} rounds, last contact {found['last_contact']}"
     if found["reserved"]:

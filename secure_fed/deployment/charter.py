@@ -108,7 +108,10 @@ class Charter:
             )
         (name, count), *_ = Counter(member.name for member in self.members).most_common(1) or [("", 0)]
         if count > 1:
-            raise CharterError(f"{count} members of the federation are called {name!r}: give each another name")
+            raise CharterError(
+                f"{count} members of the federation are called {name!r}: their owners give each another name, in node.toml "
+                "and card.json"
+            )
         try:
             registry_digest(self.identities, range(len(self.members)))
         except ParameterError as error:

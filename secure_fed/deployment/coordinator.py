@@ -249,8 +249,11 @@ class Settings:
     too_few: str = "wait"
 
 
-def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> Result:
-    """Run the federation whose charter is in this folder, or resume it, to its end."""
+def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[str], None]) -> tuple[Result, str]:
+    """Run the federation whose charter is in this folder, or resume it, to its end.
+
+    Returns the result, and a sentence about the members that may lack the final model; "" if all have it.
+    """
     home = CoordinatorHome.load(folder)
     assembly = assembled(home)
     place = folder / RUN
@@ -270,9 +273,9 @@ def conduct(folder: Path, carrier: Carrier, settings: Settings, say: Callable[[s
 
     result = run(conducted, place, resume=(place / CONFIG).exists(), notify=notify)
     final = result.state.tensors.without(assembly.server.personal)
-    links.end(End(result.state.round, final), settings.wait)
+    missed = links.end(End(result.state.round, final), settings.wait)
     say(f"report: {write_report(place)}")
-    return result
+    return result, missed
 
 
 def assembled(home: CoordinatorHome) -> Assembly:
@@ -452,8 +455,9 @@ class Links:
             if node not in self.carrier.nodes():
                 self._node.pop(member, None)
 
-    def end(self, message: End, wait: float) -> None:
-        """Send the final model to all members. A member that is not there misses it, until the coordinator's next start.
+    def end(self, message: End, wait: float) -> str:
+        """Send the final model to all members. A member that is not there misses it, until the coordinator's next start: the
+        sentence that is returned names it.
 
         wait: the seconds to wait for members that no round has missed, at most those of an offer. A node that measures the
         model on its data may confirm later than this waits for.
@@ -471,8 +475,10 @@ class Links:
                 node, envelope = found
                 if isinstance(self._answer(member_of[node], asked[node], envelope), Ended):
                     everybody.discard(member_of[node])
-        if everybody:
-            self.say(f"{self._names(everybody)} did not confirm the final model; the next start sends it again")
+        if not everybody:
+            return ""
+        self.say(missed := f"{self._names(everybody)} did not confirm the final model; the next start sends it again")
+        return missed
 
     def await_members(self, members: Iterable[int], least: int, seconds: float) -> bool:
         """Wait until all of these members can be reached, or `least` of them while the others are late. Returns whether `least`

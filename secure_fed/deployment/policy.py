@@ -98,7 +98,7 @@ def objections(policy: Policy, charter: Charter) -> Iterator[str]:
         share = f"secure_aggregation.corrupt = {masks.corrupt:g}"
         yield f"its masks assume too few colluding members: {share}, below least_corrupt = {policy.least_corrupt:g}"
     if policy.active and not masks.active:
-        yield "its secure aggregation is not active, and active = true asks for it"
+        yield "its secure aggregation is not active (secure_aggregation.active = false), and active = true asks for it"
     if counts_on_secrecy(config, len(charter.members)):
         sampling = config.federation.sampling
         yield f"its guarantee counts on nobody's seeing who takes part (federation.sampling = {sampling!r}), and others do"

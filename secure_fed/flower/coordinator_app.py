@@ -43,11 +43,11 @@ def main(grid: Grid, context: Context) -> None:
     try:
         folder, settings = of_run_config(context.run_config)
         try:
-            conduct(folder, GridCarrier(grid), settings, partial(print, flush=True))
+            _, missed = conduct(folder, GridCarrier(grid), settings, partial(print, flush=True))
         except (SecureFedError, PrivacyError, ProtocolError, OSError) as error:
             note_end(folder, getattr(error, "exit_code", 1), str(error))
             raise
-        note_end(folder, 0, "")
+        note_end(folder, 0, missed)
     except (SecureFedError, PrivacyError, ProtocolError, OSError) as error:
         logging.getLogger("flwr").addFilter(in_one_sentence)
         raise RunFailed(str(error)) from error

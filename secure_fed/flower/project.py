@@ -117,8 +117,9 @@ def run(folder: Path) -> str:
     """Start the project's run, or resume it, and show its output until it ends. Returns the folder of the result.
 
     Every key in `supernodes` is registered first, so that a SuperLink that lost its database knows its nodes again. A run that
-    goes on is not started a second time. FlowerError with the exit status of the coordinator's error, as its app noted it
-    (`coordinator_app`); with status 1 where it noted none: it was killed, or cannot be reached, and the same command resumes.
+    goes on is not started a second time, nor one that has ended, unless a member did not confirm the final model. FlowerError
+    with the exit status of the coordinator's error, as its app noted it (`coordinator_app`); with status 1 where it noted none:
+    it was killed, or cannot be reached, and the same command resumes.
     """
     with plainly(FlowerProjectError, f"{folder} cannot be used", "give the folder of `secure-fed flower init`"):
         app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
@@ -128,7 +129,7 @@ def run(folder: Path) -> str:
         raise FlowerProjectError(
             f"{coordinator} is not there: run on the SuperLink's machine, as the user of that folder"
         )
-    if _outcome(coordinator)[0] != 0:
+    if _outcome(coordinator) != (0, ""):
         _require_reachable(link["address"], link.get("root-certificates"), insecure=link.get("insecure", False))
         for key in sorted((folder / KEYS).glob("*.pub")):
             _flwr(folder, "supernode", "register", str(key), CONNECTION)  # refused if it is registered
@@ -142,7 +143,7 @@ def run(folder: Path) -> str:
         failed = FlowerError(sentence)
         failed.exit_code = status
         raise failed
-    return f"the run has ended: {coordinator / RUN}"
+    return f"the run has ended: {coordinator / RUN}" + (sentence and f"; {sentence}")
 
 
 def _outcome(coordinator: Path) -> tuple[int, str]:

@@ -80,7 +80,7 @@ class Deployed:
 
     def conduct(self, **settings: Any) -> Any:
         chosen = coordinator.Settings(**{"deadline": 60.0, "wait": 0.0} | settings)
-        return coordinator.conduct(self.folder, self.carrier, chosen, self.said.append)
+        return coordinator.conduct(self.folder, self.carrier, chosen, self.said.append)[0]
 
     def told(self, node: Node, message: Any = None, charter: Charter | None = None, number: int = 100) -> Any:
         """The node's answer to a message of the coordinator, by default to an offer of the charter."""

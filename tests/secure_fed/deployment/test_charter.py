@@ -101,7 +101,7 @@ def test_nobody_else_can_sign() -> None:
 
 
 def test_members_have_names_and_keys_of_their_own() -> None:
-    with pytest.raises(CharterError, match="2 members of the federation are called 'clinic 0'"):
+    with pytest.raises(CharterError, match="2 members of the federation are called 'clinic 0': their owners"):
         replace(CHARTER, members=(*MEMBERS, MEMBERS[0]))
     with pytest.raises(CharterError, match="one identity"):
         replace(CHARTER, members=(*MEMBERS, replace(MEMBERS[0], name="clinic 9")))

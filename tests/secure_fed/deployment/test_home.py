@@ -311,7 +311,7 @@ def masked(members: int, **settings: Any) -> Charter:
     [
         (3, {"active": True}, ["1 may collude", "only more members can change that"]),
         (4, {"active": True}, ["1 may collude", "only more members can change that, or active = false"]),
-        (4, {}, ["1 may collude", "dropout = 0.25 lets a round survive a loss", "active = true asks for it"]),
+        (4, {}, ["1 may collude", "dropout = 0.25 lets a round survive a loss", "secure_aggregation.active = false"]),
         (4, {"dropout": 0.25}, ["and 1 may vanish", "active = true asks for it"]),
         (10, {"active": True}, ["of a round's 10 members 1 may collude with the coordinator, and 1 may vanish"]),
     ],

@@ -130,7 +130,7 @@ def test_the_status_is_one_that_a_monitor_can_use_and_shows_what_the_node_joined
     with printed() as lines, held(home):
         assert main(["node", "status", str(home)]) == 0
     (joined,) = [line for line in lines if kept.parent.name[:12] in line and "hospitals" in line]
-    assert "hospitals  open, 2 of 2 rounds, last contact 1970-01-01T00:00:00Z, epsilon 7.9" in joined
+    assert "hospitals  ended, 2 of 2 rounds, last contact 1970-01-01T00:00:00Z, epsilon 7.9" in joined
     for member in party.charter.members:
         assert any(fingerprint(member.identity) in line and line.endswith(member.name) for line in lines)
     assert isinstance(party.told(at), Accepted)

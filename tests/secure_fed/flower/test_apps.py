@@ -156,9 +156,10 @@ def test_a_run_that_fails_is_logged_in_one_sentence(error: Exception | None, mon
 def test_the_folder_keeps_how_the_run_ended(
     error: Exception | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def conduct(*_: Any) -> None:
+    def conduct(*_: Any) -> tuple[None, str]:
         if error:
             raise error
+        return None, "south did not confirm"
 
     monkeypatch.setattr(coordinator_app, "conduct", conduct)
     monkeypatch.setattr(GivenContext, "run_config", {"coordinator": str(tmp_path)})
@@ -166,4 +167,4 @@ def test_the_folder_keeps_how_the_run_ended(
         coordinator_app.app(None, GivenContext())  # type: ignore[arg-type]
     logging.getLogger("flwr").removeFilter(coordinator_app.in_one_sentence)
     kept = json.loads((tmp_path / ENDED).read_text())
-    assert kept == {"status": status, "sentence": str(error) if error else ""}
+    assert kept == {"status": status, "sentence": str(error or "south did not confirm")}

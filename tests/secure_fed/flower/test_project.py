@@ -115,7 +115,7 @@ def test_a_superlink_of_this_machine_is_taken(host: str) -> None:
     assert Connection(f"{host}:8000").superlink == f"{host}:8000"
 
 
-@pytest.mark.parametrize("noted", [(0, ""), (3, "epsilon 8 is spent"), None])
+@pytest.mark.parametrize("noted", [(0, ""), (0, "south did not confirm"), (3, "epsilon 8 is spent"), None])
 @pytest.mark.parametrize("going", [False, True])
 def test_a_run_ends_with_the_status_that_the_coordinators_app_noted(
     noted: tuple[int, str] | None,
@@ -125,7 +125,7 @@ def test_a_run_ends_with_the_status_that_the_coordinators_app_noted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Keys are registered before the run starts. A run that goes on is not started again, nor is one that has ended."""
+    """Keys are registered before the run starts. A run that goes on is not started again, nor one whose model all have."""
     asked = list[str]()
 
     def flower(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
