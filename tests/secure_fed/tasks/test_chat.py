@@ -14,11 +14,15 @@ from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.errors import ConfigError, DataError, ModelError, RunDirectoryError
 from secure_fed.export.trained import load_run
+from secure_fed.flower.project import Connection, write_project
 from secure_fed.runs.dry_run import foreseen
+from secure_fed.runs.store import read_checkpoint
 from tests.cells import chosen
+from tests.flower_loopback import loopback
 from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.deployment.parties import founded
+from tests.secure_fed.flower.test_deployed import seeded_run
 from tests.secure_fed.tasks.conftest import Write, settings_of
 from tests.secure_fed.tasks.test_chat_template import CHATML
 from tests.secure_fed.tasks.toy_tasks import TOYS
@@ -77,8 +81,8 @@ def test_a_client_whose_rows_have_no_room_takes_part_with_nothing(chatty: Path, 
         Federation(config(chatty, write("train", [long(row, all_of_it=True) for row in ROWS]), test))
 
 
-@pytest.mark.parametrize("masked", chosen([False, True], [False]))
-def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path, write: Write, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", chosen(["in memory", "masked, in memory", "masked, over Flower"], ["in memory"]))
+def test_a_deployed_run_on_chats_is_the_simulated_one(how: str, chatty: Path, write: Write, tmp_path: Path) -> None:
     """The charter holds the template, not the path of its file."""
     own = tmp_path / "own.jinja"
     own.write_text(CHATML.replace("assistant\n", "assistant\n "), encoding="utf-8")
@@ -88,16 +92,26 @@ def test_a_deployed_run_on_chats_is_the_simulated_one(masked: bool, chatty: Path
         "data__chat_template": str(own),
         "data__client": "",
         "federation__sampling": "fixed",
-        "secure_aggregation__enabled": masked,
+        "secure_aggregation__enabled": how.startswith("masked"),
     }
     whole = config(chatty, tmp_path / "none.jsonl", write("test", ROWS[:8]), **tables)
     party = founded(tmp_path, whole, parts, lambda number: SeededEntropy(5), tested=ROWS[:8])
     assert party.charter.config.data.chat_template == own.read_text(encoding="utf-8")
-    result = party.conduct()
+    if how.endswith("Flower"):
+        with loopback(tmp_path / "link", party.homes, command=seeded_run) as link:
+            link.await_nodes()
+            link.run(
+                write_project(tmp_path / "app", party.folder, Connection(link.address, insecure=True)), seconds=900
+            )
+        checkpoint = read_checkpoint(party.folder / "run")
+        assert checkpoint is not None
+        deployed = checkpoint.state
+    else:
+        deployed = party.conduct().state
     files = [str(shutil.copy(tmp_path / f"node-{n}" / "train.jsonl", tmp_path / f"c{n}.jsonl")) for n in range(4)]
     simulated = whole.replace({("data", "train"): files, ("training", "together"): 1})
     state = Federation(simulated, entropy=SeededEntropy(5)).run().state
-    assert toys.same(result.state.tensors, state.tensors)
+    assert toys.same(deployed.tensors, state.tensors)
 
 
 def test_test_rows_without_room_are_counted_and_not_asked(chatty: Path, write: Write) -> None:
