@@ -50,7 +50,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The page with links that leave the folder replaced by the paths that they name."""
+    """The page, which begins with who should read it, with links that leave the folder replaced by the paths that they name."""
     here = (DOCS / page.file.src_uri).parent
 
     def inside(link: re.Match[str]) -> str:
@@ -60,7 +60,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         path = target.relative_to(DOCS.parent).as_posix()
         return f"`{path}`" if path in link[1] or link[1].strip("`") == path else f"{link[1]} (`{path}`)"
 
-    return _OUTSIDE.sub(inside, markdown)
+    text = _OUTSIDE.sub(inside, markdown)
+    whom = "" if re.match(r"# .*\n\nFor ", text) else "For those who change the code.\n\n"  # a decision
+    return text.replace("\n\n", f"\n\n{whom}", 1)
 
 
 def settings() -> str:

@@ -1,7 +1,7 @@
 """The pages of the repository and other texts that users see.
 
 Links lead somewhere, no half of a merge is left in a page, a stale table is noticed, and no text has a word that docs/words.md
-retires: one thing has one name.
+retires: one thing has one name. Every page says for whom it is.
 """
 
 from __future__ import annotations
@@ -147,3 +147,9 @@ def test_retired_words_are_found_and_their_exceptions_are_not() -> None:
     assert not found(
         "For readers: 3 dummy clients (`evaluation.dummies`), dummy-0007, by a secret coin; evaluation.dummies = 3."
     )
+
+
+def test_every_page_begins_with_who_should_read_it() -> None:
+    """The site says it of each decision."""
+    pages = (*DOCS.glob("*.md"), DOCS / "decisions" / "README.md")
+    assert not [page.name for page in pages if not re.match("# .*\n\nFor ", page.read_text(encoding="utf-8"))]

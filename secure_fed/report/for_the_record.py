@@ -95,7 +95,7 @@ def accuracy(record: RunRecord) -> str:
 
     found, rows = record.last("accuracy"), ((record.result or record.facts).get("test") or {}).get("rows")
     if found is None or not rows or record.config.data.task not in _OF_EXAMPLES:
-        return percent(found)
+        return percent(found) + ("; no interval: held-out rows are not counted" if record.private and not rows else "")
     exact = exact_rate(round(found * rows), rows)
     return f"{percent(found)}; 95 % interval {percent(exact.low)} to {percent(exact.high)}, of {number(rows)} test examples"
 

@@ -16,6 +16,8 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import configured
 from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no_better
+from secure_fed.report.for_the_record import accuracy
+from secure_fed.report.record import owned
 from secure_fed.report.terminal import rows
 from tests.cells import every
 from tests.golden import said
@@ -25,7 +27,7 @@ def test_the_share_of_the_commonest_label_and_the_sentence() -> None:
     assert Commonest.among([0, 2, 2, 1]) == Commonest(0.5, 4)
     assert Commonest.among([(0, 1), (), (0, 1)]) == Commonest(2 / 3, 3)
     assert Commonest.among([]) is None
-    assert "52.0% is no better than always giving the commonest label of the test set, 50.0%" in no_better(
+    assert "52.0 % is no better than always giving the commonest label of the test set, 50.0 %" in no_better(
         0.52, Commonest(0.5, 400)
     )
     assert no_better(0.8, Commonest(0.5, 400)) == no_better(None, Commonest(0.5, 4)) == no_better(0.1, None) == ""
@@ -75,7 +77,7 @@ def test_a_run_that_learned_nothing_says_so() -> None:
     shown = dict(rows(result))
     assert f"; share of the commonest label: {100 * result['commonest']['share']:.1f} %" in shown["accuracy"]
     assert shown["  no learning"] == result["no_learning"]
-    said(result["no_learning"], hide=r"\d+\.\d%")
+    said(result["no_learning"], hide=r"\d+\.\d %")
 
 
 @pytest.mark.parametrize(("rate", "learns"), [(1e-9, False), (0.03, True)])
@@ -102,4 +104,6 @@ def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> Non
     assert configured(held_out.override(private)).commonest is None
     assert configured(held_out.override([*private, f"data.test={file}"])).commonest == Commonest(0.5, 40)
     nothing = ["privacy.epsilon=0.01", "privacy.even_if_hopeless=true", "training.steps=1"]
-    assert Federation(held_out.override([*private, *nothing])).run().summary["no_learning"] is None
+    run = Federation(held_out.override([*private, *nothing])).run(tmp_path / "run")
+    assert run.summary["no_learning"] is None
+    assert "; no interval: held-out rows are not counted" in accuracy(owned(tmp_path / "run"))
