@@ -17,7 +17,7 @@ from secure_fed.config.settings import DIAGNOSTICS
 from secure_fed.learning.data.holdout import is_declared
 from secure_fed.learning.data.sources import generated
 from secure_fed.learning.models.locate import BUILTIN, never_saw
-from secure_fed.learning.tasks.headline import no_better
+from secure_fed.learning.tasks.headline import no_better, percent
 from secure_fed.methods.method import State
 from secure_fed.rounds import diagnostics
 from secure_fed.rounds.sums import Record
@@ -114,16 +114,19 @@ def summary(
 def no_learning(assembly: Assembly, last: Record, noise_alone: Mapping[str, Any] | None) -> str:
     """The sentences on a run that learned nothing, with the likely reasons; "" if it learned, or where nothing is known.
 
-    Its accuracy is no better than always giving the commonest label or, in a task whose accuracy counts no labels, its loss is
-    that of the start. Metrics of the user's own are not called once more for that. last: the last round's record. noise_alone:
+    Its accuracy is no better than always giving the commonest label, or than a guess among the labels where the test rows were
+    held out of private ones: how often each occurs is private then. In a task whose accuracy counts no labels, its loss is that
+    of the start. Metrics of the user's own are not called once more for that. last: the last round's record. noise_alone:
     the figures of the probe.
     """
     config, problem = assembly.config, assembly.problem
-    if config.privacy.unit != "none" and not is_declared(problem.facts["test"]["from"]):
-        return ""
-    said, loss = no_better(last.get("accuracy"), problem.commonest), last.get("loss")
+    accuracy, loss, labels = last.get("accuracy"), last.get("loss"), len(problem.facts["label_names"])
+    secret = config.privacy.unit != "none" and not is_declared(problem.facts["test"]["from"])
+    said = no_better(accuracy, problem.commonest)
+    if secret and config.data.task == "classification" and labels and accuracy is not None and accuracy * labels <= 1:
+        said = f"The accuracy of {percent(accuracy)} is no better than a guess among {labels} labels: it shows no learning."
     ours = problem.tokenizer is not None
-    if ours and problem.commonest is None and loss is not None and not config.method.personal:
+    if ours and not secret and problem.commonest is None and loss is not None and not config.method.personal:
         start = metrics_of(assembly, assembly.initial.tensors, problem.test).get("loss", math.inf)
         if not loss < start - _LEAST * abs(start):
             said = f"The loss of {loss:.4g} is no better than {start:.4g} at the start: it shows no learning."

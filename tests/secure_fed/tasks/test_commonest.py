@@ -19,6 +19,7 @@ from secure_fed.learning.tasks.headline import Commonest, commonest_of_items, no
 from secure_fed.report.for_the_record import accuracy
 from secure_fed.report.record import owned
 from secure_fed.report.terminal import rows
+from secure_fed.runs.result import no_learning
 from tests.cells import every
 from tests.golden import said
 
@@ -94,8 +95,8 @@ def test_without_labels_to_count_the_loss_is_compared_with_the_start(rate: float
         said(sentence, hide=r"\d+\.\d+")
 
 
-def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> None:
-    """Their labels are private, and the share of the commonest label would be released without noise."""
+def test_of_rows_held_out_of_private_ones_the_commonest_label_is_not_said(tmp_path: Path) -> None:
+    """Their labels are private, and the share of the commonest would be released without noise: their number is compared."""
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 2}) + "\n" for n in range(40)), "utf-8")
     held_out = RunConfig().override([f"data.train={file}", "federation.clients=2", "federation.cohort=2"])
@@ -104,6 +105,8 @@ def test_of_rows_held_out_of_private_ones_nothing_is_said(tmp_path: Path) -> Non
     assert configured(held_out.override(private)).commonest is None
     assert configured(held_out.override([*private, f"data.test={file}"])).commonest == Commonest(0.5, 40)
     nothing = ["privacy.epsilon=0.01", "privacy.even_if_hopeless=true", "training.steps=1"]
-    run = Federation(held_out.override([*private, *nothing])).run(tmp_path / "run")
-    assert run.summary["no_learning"] is None
+    federation = Federation(held_out.override([*private, *nothing]))
+    federation.run(tmp_path / "run")
+    assert no_learning(federation.assembly, {"accuracy": 0.51}, None) == ""
+    said(no_learning(federation.assembly, {"accuracy": 0.5}, None))
     assert "; no interval: held-out rows are not counted" in accuracy(owned(tmp_path / "run"))
