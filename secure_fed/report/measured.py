@@ -343,7 +343,7 @@ _SILENT_DUMMIES = (
     "These figures are computed from what was released, so the guarantee covers them as it covers the model. A dummy unit that"
     " contributes changes the model as much as one unit may, usually more than real data do, so it is easier to detect."
     " The attacks of secure-fed audit know the exact law of the scores of those that"
-    " did not contribute, so that few of them suffice for a rate."
+    " did not contribute: few of them suffice for a rate, and the AUC and its interval differ from these."
 )
 _TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."
 _AUDIT = "The audit of this run: every attack, from every vantage point"
