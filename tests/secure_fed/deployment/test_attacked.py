@@ -17,7 +17,6 @@ from secure_fed.deployment.charter import Charter
 from secure_fed.deployment.coordinator import agreed, may_count
 from secure_fed.rounds.transport import Reply
 from secure_fed.tensors.tensors import Tensors
-from tests.cells import chosen
 from tests.secure_fed.deployment.hostile import SCRIPTS, VICTIM, Lying, Member, OnTheWay, found
 from tests.secure_fed.deployment.parties import founded
 from tests.secure_fed.deployment.test_deployed_run import ACTIVE, PARTS, SKETCHED, config_of
@@ -31,7 +30,8 @@ def config(which: str) -> RunConfig:
     return config_of(SIGNED, METHODS[which], {"federation": {"rounds": len(SCRIPTS[which])}})
 
 
-@pytest.mark.parametrize("which", chosen(SCRIPTS, ["one sum"]))
+@pytest.mark.nightly
+@pytest.mark.parametrize("which", SCRIPTS)
 def test_every_attack_of_a_run_is_noticed_and_costs_no_more_than_it_may(
     tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -400,7 +400,7 @@ def killed_release(home: Path, instant: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("unit", "every"), chosen([("central", 4), *((unit, 1) for unit in GUARDED)], [("central", 4)])
+    ("unit", "every"), chosen([("central", 8), *((unit, 1) for unit in GUARDED)], [("central", 8)])
 )
 def test_a_node_killed_at_any_instant_gets_nothing_back_that_a_step_was_made_for(
     tmp_path: Path, homes: Callable[..., Path], unit: str, every: int
