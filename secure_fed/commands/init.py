@@ -144,7 +144,7 @@ def _ask(option: str, question: str, choices: Sequence[str] = (), default: str =
     if not sys.stdin.isatty():
         if default:
             return default
-        raise ConfigError(f"{option} is not given, and there is no terminal to ask at: give it").about(
+        raise ConfigError(f"{option} is not given, and there is no terminal to ask at. {question}").about(
             option, None, "given"
         )
     while True:
