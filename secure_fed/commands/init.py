@@ -232,11 +232,8 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
         yield f"cohort = {found.parties}  # all take part in every round"
     yield "rounds = 20"
     yield "[method]"
-    if private and found.task == "classification" and found.files and not own:
-        yield 'name = "head"  # the classification layer alone; federa with rule = "ffa_lora" may learn more, and takes longer'
-    elif private:
-        yield 'name = "federa"  # LoRA that starts in the largest directions of the weights'
-        yield 'rule = "ffa_lora"  # B alone is trained, so that noise reaches the model linearly'
+    if private:
+        yield 'name = "auto"  # chosen for the noise by unit, masks, task and model: the run says what, and why'
     else:
         yield 'name = "fedlora"  # LoRA, whose factors the server averages'
     if private:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, Context
 
+from secure_fed.learning.tasks import headline
+
 MISSING = "–"
 NOT_FINITE = "not finite"
 
@@ -41,7 +43,7 @@ def percent(value: float | None) -> str:
     """`0.8714` -> "87.1 %"."""
     if value is None or not math.isfinite(value):
         return number(value)
-    return f"{100 * value:.1f} %"
+    return headline.percent(value)
 
 
 def byte_unit(largest: float) -> tuple[float, str]:
