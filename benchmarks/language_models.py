@@ -20,12 +20,13 @@ divides each number by a size that is mostly noise. Its rates are the best of `R
 search`, on other dialogues; charged to no epsilon). A client trains one step on its conversation, with the same optimiser and
 rate.
 
-Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Membership:
-how much the loss of each of 96 trained rows fell, against that of the test rows. Canaries are conversations about a made-up
-person's two digits: four occur once, and four eight times. An exposure is among 33 numbers, and a number outside the training
-has 1.44 bits on average. Peak memory and seconds of computing are those of the run's own process, all its threads together.
-Noise comes from the operating system. Every finished run is a line of language_models.jsonl beside this file and is not run
-again.
+Loss is the mean over the answers' tokens, over 96 test rows, with a 95 % interval over those rows (bootstrap). Right answers:
+the most likely answer to the first question of these rows, by the dialogues' own rule; or of 200 rows of gsm8k, its number
+after #### (exact match). Membership: how much the loss of each of 96 trained rows fell, against that of the test rows.
+Canaries are conversations about a made-up person's two digits: four occur once, and four eight times. An exposure is among 33
+numbers, and a number outside the training has 1.44 bits on average. Peak memory and seconds of computing are those of the
+run's own process, all its threads together. Noise comes from the operating system. Every finished run is a line of
+language_models.jsonl beside this file and is not run again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -62,8 +64,11 @@ EACH, ROUNDS, LONGEST = ({"dialogues": one, "gsm8k": two} for one, two in ((200,
 RATES = (0.3, 1.0, 3.0)
 POPULATION, COHORTS, OF_CLIENTS = 3000, (50, 100, 200), (8.0, 3.0, 1.0)
 TESTED, DELTA = 96, 1e-5
+ASKED, ASKED_BELOW = 200, 160  # rows of gsm8k whose answers are checked, and their tokens
 ONCE, OFTEN, TIMES = 4, 4, 8  # canaries that occur once, canaries that occur `TIMES` times
-SECRETS, WORDS = 32, 24  # other secrets that a canary is compared with; the tokens of an answer
+NUMBER = re.compile(r"#### *(-?[\d,.]*\d)")  # the answer of a row of gsm8k
+SECRETS = 32  # other secrets that a canary is compared with
+WORDS = {"dialogues": 24, "gsm8k": 100}  # tokens of an answer
 Figures = dict[str, Any]
 
 
@@ -103,25 +108,25 @@ def cells(given: argparse.Namespace) -> Iterator[Cell]:
 
 
 class Rows(NamedTuple):
-    """Conversations: of one party each, of nobody's training, and the planted ones. asked: how the answers are checked."""
+    """Conversations: of one party each, of nobody's training, those that are asked, and the planted ones."""
 
     train: list[dict[str, Any]]
     test: list[dict[str, Any]]
+    asked: list[dict[str, Any]]
     planted: list[Any]  # attacks.extraction.exposure.Planted
 
 
-def gsm8k(place: Path, split: str, fits: Any) -> list[dict[str, Any]]:
-    """Its rows that fit, as conversations."""
+def gsm8k(place: Path, split: str, tokenizer: Any, below: int, some: int, rng: np.random.Generator) -> list[Figures]:
+    """Conversations of so many of its rows, at random among those of fewer tokens than `below`."""
     texts = gzip.decompress((place / f"{split}.jsonl.gz").read_bytes()).splitlines()  # of bytes: U+2028 ends no line
-    found = (
-        {
-            "messages": [
-                {"role": role, "content": row[name]} for role, name in (("user", "text"), ("assistant", "answer"))
-            ]
-        }
-        for row in map(json.loads, texts)
-    )
-    return [row for row in found if fits(row)]
+    found = []
+    for row in map(json.loads, texts):
+        turns = [{"role": "user", "content": row["text"]}, {"role": "assistant", "content": row["answer"]}]
+        if len(tokenizer.apply_chat_template(turns, return_dict=False)) < below:
+            found.append({"messages": turns})
+    if len(found) < some:
+        raise SystemExit(f"{place} has {len(found)} rows of fewer than {below} tokens in {split}: {some} are needed")
+    return [found[at] for at in rng.permutation(len(found))[:some]]
 
 
 def conversations(cell: Cell, gsm: Path, tokenizer: Any) -> Rows:
@@ -134,16 +139,12 @@ def conversations(cell: Cell, gsm: Path, tokenizer: Any) -> Rows:
     count = POPULATION if cell.how in ("clients", "noise") else SILOS * EACH[cell.data]
     if cell.data == "dialogues":
         found = list(itertools.islice(clinics.conversations(cell.seed + 1), count + TESTED))
-        train, test = found[:count], found[count:]
+        train, test, asked = found[:count], found[count:], found[count:]
     else:
-        fits = lambda row: len(tokenizer.apply_chat_template(row["messages"], return_dict=False)) < LONGEST["gsm8k"]  # noqa: E731
-        order = np.random.default_rng(cell.seed + 1).permutation
-        train, test = (gsm8k(gsm, split, fits) for split in ("train", "test"))
-        if min(len(train) - count, len(test) - TESTED) < 0:
-            raise SystemExit(
-                f"{gsm} has {len(train)} and {len(test)} rows of fewer than {LONGEST[cell.data]} tokens: too few"
-            )
-        train, test = ([rows[at] for at in order(len(rows))[:some]] for rows, some in ((train, count), (test, TESTED)))
+        rng, longest = np.random.default_rng(cell.seed + 1), LONGEST["gsm8k"]
+        train = gsm8k(gsm, "train", tokenizer, longest, count, rng)
+        test = gsm8k(gsm, "test", tokenizer, longest, TESTED, rng)
+        asked = gsm8k(gsm, "test", tokenizer, ASKED_BELOW, ASKED, rng)
     parties = count if cell.how in ("clients", "noise") else 1 if cell.how == "pooled" else SILOS
     owned = [row | {"party": f"party {at % parties}"} for at, row in enumerate(train)]
     for at, one in enumerate(planted):
@@ -153,7 +154,7 @@ def conversations(cell: Cell, gsm: Path, tokenizer: Any) -> Rows:
         owned += [{"messages": messages, "party": party}] * (TIMES if at >= ONCE else 1)
     if cell.how == "alone":
         owned = [row for row in owned if row["party"] == "party 0"]
-    return Rows(owned, test, planted)
+    return Rows(owned, test, asked, planted)
 
 
 def best_rate(method: str, found: Sequence[Figures]) -> float:
@@ -291,19 +292,25 @@ def measured(cell: Cell, rows: Rows, tokenizer: Any, base: str, tuned: Any, know
         "auc": auc(fell[1], fell[0]), "auc interval": auc_interval(fell[1], fell[0], 0.95, rng, 2000),
         "once": [one.exposure for one in secrets[:ONCE]], "often": [one.exposure for one in secrets[ONCE:]],
     }  # fmt: skip
-    if cell.data == "dialogues":
-        found["right"] = checked(rows.test, tokenizer, tuned)
-    return found
+    return found | {"right": checked(cell.data, rows.asked, tokenizer, tuned)}
 
 
-def checked(rows: Sequence[dict[str, Any]], tokenizer: Any, model: Any) -> list[bool]:
-    """Whether each answer to a row's first question is the rule's."""
+def checked(data: str, rows: Sequence[dict[str, Any]], tokenizer: Any, model: Any) -> list[bool]:
+    """Whether each answer to a row's first question is the rule's, or ends with gsm8k's number."""
     from secure_fed.learning.generation import generated
 
-    asked = [row["messages"][:2] for row in rows]
+    is_question = lambda turn: turn["role"] != "assistant"  # noqa: E731
+    asked = [list(itertools.takewhile(is_question, row["messages"])) for row in rows]
     prompts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, return_dict=False) for one in asked]
-    said = generated(model, prompts, WORDS, stops=[tokenizer.eos_token_id])
-    return [clinics.is_right(row, tokenizer.decode(ids)) for row, ids in zip(rows, said, strict=True)]
+    said = [tokenizer.decode(ids) for ids in generated(model, prompts, WORDS[data], stops=[tokenizer.eos_token_id])]
+    right = clinics.is_right if data == "dialogues" else is_number
+    return [right(row, one) for row, one in zip(rows, said, strict=True)]
+
+
+def is_number(row: dict[str, Any], said: str) -> bool:
+    """Whether an answer has the number after #### that the row's own answer has: exact match."""
+    wanted, found = (NUMBER.search(text) for text in (row["messages"][-1]["content"], said))
+    return bool(wanted and found and wanted[1].replace(",", "") == found[1].replace(",", ""))
 
 
 def tables(out: Path = STORED) -> dict[str, str]:
