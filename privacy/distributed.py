@@ -110,8 +110,8 @@ class DistributedGaussian:
     bits: Literal[32, 64] = 32
 
     def __post_init__(self) -> None:
-        if not 0 < self.noise_multiplier < math.inf:
-            raise PlanError(f"the noise multiplier is {self.noise_multiplier:g}; it must be positive and finite")
+        if not 1e-100 <= self.noise_multiplier <= 1e100:  # its square is a float64
+            raise PlanError(f"the noise multiplier is {self.noise_multiplier:g}; it must be from 1e-100 to 1e+100")
         if not 1 <= self.shares <= self.contributors:
             raise PlanError(
                 f"the guarantee cannot count {self.shares} shares of noise from {self.contributors} contributors; "

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.run import Result, run
 from secure_fed.tensors.tensors import Layout
 
-_OFFER = 30.0  # seconds in which a node answers an offer, and for which a round waits for a member that was lost
+_OFFER = 30.0  # seconds in which a node answers its first offer, and for which a round waits for a member that was lost
 _LONGEST = 900.0  # seconds between two offers to a node that does not answer
 _AGAIN = 60.0  # seconds until a node that refused the charter gets it again: its owner may have changed the policy
 _MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
@@ -378,7 +379,8 @@ class Links:
     (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
 
     A silent member costs one deadline, in the stage in which it falls silent, and one `_OFFER` before the next round. Then the
-    rounds go on without it: offers are answered while rounds run, and are repeated after pauses that double. A member that
+    rounds go on without it: offers are answered while rounds run, and are repeated after pauses that double, as does the time
+    in which an offer may be answered: a node of a busy machine may need minutes to start Flower's process. A member that
     returns and falls silent again is offered the charter after pauses of deadlines that double, until it has ended a round.
     Nodes that are nobody's are offered the charter in the same way, and nothing waits for them.
 
@@ -418,9 +420,10 @@ class Links:
         resting = {node for node, (until, _) in self._later.items() if now < until}
         if new := there - set(self._node.values()) - asked - resting:
             text = self.charter.signed(self.identity)
-            offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in sorted(new)}
-            sent = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
-            self._offers.append((self.carrier.exchange(sent, self._patience), offers))
+            for pause, nodes in groupby(sorted(new, key=self._next_pause), self._next_pause):
+                offers = {node: Offer(text, node, secrets.token_bytes(32)) for node in nodes}
+                sent = {node: self._sealed(messages.encode(offer)) for node, offer in offers.items()}
+                self._offers.append((self.carrier.exchange(sent, min(pause, self.deadline)), offers))
         self._welcome_all()
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[Any]:
@@ -525,9 +528,13 @@ class Links:
             if (offer := offers.pop(node, None)) is not None:
                 self._welcome(node, offer, envelope)
         for node in offers:  # no answer in time
-            pause = min(2 * self._later.get(node, (0.0, _OFFER / 2))[1], _LONGEST)
+            pause = self._next_pause(node)
             self._later[node] = time.monotonic() + pause, pause
         return False
+
+    def _next_pause(self, node: int) -> float:
+        """The seconds that the next offer to a node is open, and then those until another one: twice the last pause."""
+        return min(2 * self._later.get(node, (0.0, _OFFER / 2))[1], _LONGEST)
 
     def _sealed(self, envelope: Envelope) -> Envelope:
         return sealed(envelope, self.identity, REQUEST, self.charter.digest)

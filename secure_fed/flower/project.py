@@ -131,7 +131,12 @@ def run(folder: Path) -> str:
         )
     if _outcome(coordinator) != (0, ""):
         _require_reachable(link["address"], link.get("root-certificates"), insecure=link.get("insecure", False))
-        for key in sorted((folder / KEYS).glob("*.pub")):
+        keys = sorted((folder / KEYS).glob("[!.]*"))
+        if others := [key for key in keys if key.suffix != ".pub"]:
+            raise FlowerProjectError(
+                f"{others[0]} is no public key of a SuperNode, whose name ends in .pub: take it away"
+            )
+        for key in keys:
             _flwr(folder, "supernode", "register", str(key), CONNECTION)  # refused if it is registered
         (coordinator / ENDED).unlink(missing_ok=True)
         listed = _flwr(folder, "ls", CONNECTION, "--format", "json")

@@ -24,12 +24,12 @@ import json
 import os
 import shlex
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from privacy.book import Unit
 from privacy.errors import BudgetExhausted, LedgerError, TurnPassed
@@ -167,9 +167,9 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
     if not privacy.ledger:
         return plan
     ledger = _shared(privacy, noted)
-    if noted and ledger.reserved(noted["run"]) is not None:
+    if noted and ledger.reserved(noted.run) is not None:
         return plan
-    if noted and ledger.closed(noted["run"]):
+    if noted and ledger.closed(noted.run):
         raise RunDirectoryError(
             f"{run_dir} cannot be resumed: its run {noted['run']!r} was closed in {ledger.path}, and its reservation was given "
             "back: start a new run in another directory"
@@ -209,7 +209,7 @@ def cost_in_words(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None) -> s
     if not privacy.ledger:
         return f"{_amount(plan.cost())}, from a budget of this run alone"
     ledger = _shared(privacy, noted)
-    held, spent = ledger.reserved(noted["run"]) if noted else None, ledger.spent()
+    held, spent = ledger.reserved(noted.run) if noted else None, ledger.spent()
     limit = "without a limit" if ledger.epsilon is None else f"of {ledger.epsilon:g}"
     place = f"the ledger {ledger.path} of {ledger.data_set!r}, where epsilon {spent.epsilon:.4g} {limit} is spent"
     if held is not None:
@@ -242,7 +242,7 @@ def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject
     ledger = _ledger(privacy, folder, noted)
     if ledger.path.parent == private_part(folder):
         ledger.path.chmod(0o600)
-    run = noted["run"] if noted is not None else f"{folder.name}-{uuid.uuid4().hex[:8]}"
+    run = noted.run if noted is not None else f"{folder.name}-{uuid.uuid4().hex[:8]}"
 
     def keep(head: Head) -> None:
         note = {"run": run, "ledger": str(ledger.path), "head": head.to_dict()}
@@ -315,26 +315,22 @@ def give_back(ledger: Ledger, run: str) -> Cost | None:
     return cost
 
 
-def _ledger(privacy: PrivacyConfig, folder: Path, noted: Mapping[str, Any] | None) -> Ledger:
+def _ledger(privacy: PrivacyConfig, folder: Path, noted: Noted | None) -> Ledger:
     if privacy.ledger:
         return _shared(privacy, noted)
     path = private_part(folder) / OWN_LEDGER
     if path.exists() or noted is not None:
-        return Ledger.open(path, head=_head(noted))
+        return Ledger.open(path, head=noted and noted.head)
     epsilon, delta = (privacy.epsilon, privacy.delta) if privacy.epsilon is not None else (None, None)
     return Ledger.create(path, data_set=folder.name or "run", epsilon=epsilon, delta=delta)
 
 
-def _shared(privacy: PrivacyConfig, noted: Mapping[str, Any] | None) -> Ledger:
+def _shared(privacy: PrivacyConfig, noted: Noted | None) -> Ledger:
     """The ledger that the settings name; every head of it noted by this run or by the user must be in it."""
     path = Path(privacy.ledger)
     if noted is None:
         require_made(privacy.ledger)
-    return Ledger.open(path, head=_head(noted), heads=heads_at(privacy.ledger_heads))
-
-
-def _head(noted: Mapping[str, Any] | None) -> Head | None:
-    return None if noted is None else Head.from_dict(noted["head"])
+    return Ledger.open(path, head=noted and noted.head, heads=heads_at(privacy.ledger_heads))
 
 
 def heads_at(chosen: str | Path) -> Heads:
@@ -373,10 +369,17 @@ def require_made(ledger: str) -> None:
 def name_in_ledger(run_dir: Path) -> str:
     """The name of the run in its ledger; "" before it has reserved."""
     noted = _noted(run_dir)
-    return str(noted["run"]) if noted else ""
+    return noted.run if noted else ""
 
 
-def _noted(folder: Path) -> dict[str, Any] | None:
+class Noted(NamedTuple):
+    """What `budget.json` says: the run's name in its ledger, and the ledger's head when the run last wrote to it."""
+
+    run: str
+    head: Head
+
+
+def _noted(folder: Path) -> Noted | None:
     """The run's note of its ledger, None before there is one; a run that has released cannot resume without it."""
     own_part = private_part(folder)
     if not (own_part / BUDGET).exists():
@@ -392,6 +395,8 @@ def _noted(folder: Path) -> dict[str, Any] | None:
             f"{folder} was moved or copied from {own.parent.parent}, and a run that resumes in two places releases twice: "
             "move it back"
         )
-    if not (isinstance(noted.get("run"), str) and isinstance(noted.get("head"), dict)):
-        raise RunDirectoryError(f"{own_part / BUDGET} is damaged: it lacks the run's name in its ledger; restore it")
-    return noted
+    with suppress(LedgerError):
+        match noted:
+            case {"run": str(run), "head": head}:
+                return Noted(run, Head.from_dict(head))
+    raise RunDirectoryError(f"{own_part / BUDGET} is damaged: it lacks the run's name or row in its ledger; restore it")

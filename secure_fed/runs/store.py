@@ -400,7 +400,9 @@ def _read(file: Path) -> Checkpoint | None:
     personal: dict[int, dict[str, Any]] = {}
     try:
         with safetensors.safe_open(file, framework="pt") as opened:
-            fields = json.loads(opened.metadata()["said"])
+            if "said" not in (metadata := opened.metadata() or {}):
+                raise ValueError("another program wrote it")
+            fields = json.loads(metadata["said"])
             finished, clip_norm, record = int(fields["round"]), float(fields["clip_norm"]), dict(fields["record"])
             whole: dict[str, Tensor] = {}
             for name in opened.keys():  # noqa: SIM118 - not a mapping

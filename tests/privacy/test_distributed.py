@@ -431,7 +431,7 @@ def test_a_single_honest_share_protects_less() -> None:
         *(lambda sigma=sigma: discrete_gaussian(sigma, 1, stream()) for sigma in (0, -2, 3, 12, 1 << 41)),
         lambda: DistributedGaussian(1.0, 10, 10).encoded(vectors(1, 100, 1.1)[0], 1.0, stream()),
         lambda: DistributedGaussian(1.0, 10, 10).encoded(np.array([math.nan]), 1.0, stream()),
-        *(lambda z=z: DistributedGaussian(z, 5, 5) for z in (0.0, math.inf, math.nan)),
+        *(lambda z=z: DistributedGaussian(z, 5, 5) for z in (0.0, 1e-200, 1e200, math.inf, math.nan)),
         *(lambda counted=counted: DistributedGaussian(1.0, 5, counted) for counted in (6, 0, -1)),
         lambda: DistributedGaussian(1e4, 100_000, 1).grid(300_000),
         lambda: DistributedGaussian(1.0, 1_000_000, 10**6).grid(10**8),  # rounding would be worse than the noise

@@ -53,11 +53,12 @@ class Clock:
 class Slow:
     """A carrier to nodes that answer after some seconds, or never. Node 100 + n is member n, every other one a stranger.
 
-    Node 7777 answers what it was not asked.
+    late: the seconds of nodes that take longer than ANSWERS_IN. Node 7777 answers what it was not asked.
     """
 
     clock: Clock
     mute: Mute
+    late: Mapping[int, float] = field(default_factory=dict)
     round: int = 0
     strangers: set[int] = field(default_factory=set)
 
@@ -69,7 +70,8 @@ class Slow:
         answering = {node: not self.mute(self.round, node, messages.kind(one), begun) for node, one in waiting.items()}
         yield 7777, Envelope(b"an answer that nobody was asked for")
         while waiting and self.clock.now < begun + seconds:
-            for node in [node for node in waiting if answering[node] and self.clock.now >= begun + ANSWERS_IN]:
+            passed = self.clock.now - begun
+            for node in [one for one in waiting if answering[one] and passed >= self.late.get(one, ANSWERS_IN)]:
                 yield node, self.answer(node - 100, waiting.pop(node))
             if waiting:
                 yield None
@@ -93,11 +95,13 @@ class Took:
     said: list[str]
 
 
-def rounds(count: int, mute: Mute, monkeypatch: pytest.MonkeyPatch, strangers: bool = False) -> Took:
+def rounds(
+    count: int, mute: Mute, monkeypatch: pytest.MonkeyPatch, strangers: bool = False, late: Mapping[int, float] = {}
+) -> Took:
     """`count` rounds of one request. strangers: in every round another one connects, and gives no answer."""
     clock, said, answered = Clock(), list[str](), list[int]()
     monkeypatch.setattr(coordinator, "time", clock)
-    carrier = Slow(clock, lambda round_, node, kind, at: node >= 1000 or mute(round_, node, kind, at))
+    carrier = Slow(clock, lambda round_, node, kind, at: node >= 1000 or mute(round_, node, kind, at), late)
     links = Links(carrier, CHARTER, COORDINATOR, DEADLINE, said.append)
     plan = RoundPlan((), (), ("only",))
     for number in range(1, count + 1):
@@ -162,3 +166,8 @@ def test_a_node_that_loads_its_model_for_minutes_is_in_the_first_round(monkeypat
     found = rounds(2, lambda round_, node, kind, at: node == 103 and at < 1000.0 + 240, monkeypatch)
     assert found.answered == [4, 4]
     assert found.seconds < 500
+
+
+def test_a_node_that_takes_minutes_for_each_answer_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rounds(2, nobody, monkeypatch, late={103: 100.0})
+    assert found.answered == [4, 4]

@@ -147,9 +147,12 @@ def test_a_run_ends_with_the_status_that_the_coordinators_app_noted(
             status, sentence = noted or (1, "came to no end")
             assert main(["flower", "run", str(folder)]) == status
             assert (sentence or str(coordinator / "run")) in "".join(capsys.readouterr())
+        (folder / "supernodes" / "south").write_text("key", encoding="utf-8")
+        assert main(["flower", "run", str(folder)]) == (0 if noted == (0, "") else 2), "whose name does not end in .pub"
     once = ["supernode register", "ls secure-fed", "log 8" if going else f"run {folder}"]
     assert asked == (once if noted == (0, "") else once * 2)
     if noted != (0, ""):
+        capsys.readouterr()
         assert main(["flower", "run", str(folder)]) == 1
         assert "does not answer" in capsys.readouterr().err
 
