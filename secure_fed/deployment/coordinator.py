@@ -378,7 +378,8 @@ class Links:
     A node's signature proves that the answer is from that member, to this very request; nothing more is assumed. Anything else
     (no answer before the deadline, a refusal, an unreadable answer) makes the member absent, and is reported in one line.
 
-    A silent member costs one deadline, in the stage in which it falls silent, and one `_OFFER` before the next round. Then the
+    A request whose answer is late is sent again, since an answer can be lost (`_sent`). A silent member costs one deadline, in
+    the stage in which it falls silent, and one `_OFFER` before the next round. Then the
     rounds go on without it: offers are answered while rounds run, and are repeated after pauses that double, as does the time
     in which an offer may be answered: a node of a busy machine may need minutes to start Flower's process. A member that
     returns and falls silent again is offered the charter after pauses of deadlines that double, until it has ended a round.
@@ -432,15 +433,14 @@ class Links:
         self._unsure.update(member_of.values())
         asked = {node: self._sealed(messages.encode(requests[member])) for node, member in member_of.items()}
         late, begun = False, time.monotonic()
-        for found in self.carrier.exchange(asked, self.deadline):
+        for found in self._sent(asked):
             if found is None:
                 self._welcome_all()
                 if not late and (late := time.monotonic() - begun > _OFFER):
                     self.say(f"waiting for {self._names(member_of.values())}, at most {self.deadline:g} s in all")
                 continue
             node, envelope = found
-            member = member_of.pop(node, None) if node in asked else None
-            if member is not None:
+            if (member := member_of.pop(node, None)) is not None:
                 answer = self._answer(member, asked[node], envelope)
                 if fits(answer, requests[member]) and may_count(self.charter, member, answer):
                     self._unsure.discard(member)
@@ -457,6 +457,32 @@ class Links:
                 self._later[node] = time.monotonic() + self.deadline * 2.0 ** (silences - 2), _OFFER
             if node not in self.carrier.nodes():
                 self._node.pop(member, None)
+
+    def _sent(self, asked: Mapping[int, Envelope]) -> Iterator[tuple[int, Envelope] | None]:
+        """As the carrier's `exchange` until the deadline, and a request whose answer is late is sent again.
+
+        Late is an answer after twice the time in which half of the nodes answered, at least `_OFFER`, then after twice that,
+        and so on. A node gives the same answer again, so a member whose answer was lost on the way stays in the sum.
+        """
+        waiting, begun, pause = dict(asked), time.monotonic(), math.inf
+        streams = [self.carrier.exchange(asked, self.deadline)]
+        while waiting and streams:
+            passed = time.monotonic() - begun
+            if pause == math.inf and 2 * len(waiting) <= len(asked):
+                pause = max(_OFFER, 2 * passed)
+            if pause < passed < self.deadline:
+                pause *= 2
+                streams.append(self.carrier.exchange(dict(waiting), self.deadline - passed))
+            for stream in tuple(streams):
+                for found in stream:
+                    if found is None:
+                        break
+                    if waiting.pop(found[0], None) is not None:
+                        yield found
+                else:
+                    streams.remove(stream)
+            if waiting and streams:
+                yield None
 
     def end(self, message: End, wait: float) -> str:
         """Send the final model to all members. A member that is not there misses it, until the coordinator's next start: the

@@ -101,6 +101,10 @@ class Node:
         self._journal = Journal(folder)
         self._entropy = entropy
         self._joined: Party | None = None  # the federation that the node takes part in now
+        self._last: tuple[bytes, Message] = (
+            b"",
+            Left(),
+        )  # the digest of the latest answered request of a round, and the answer
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
@@ -151,7 +155,8 @@ class Node:
         return charter, messages.decode(opened(envelope, charter.coordinator, REQUEST, charter.digest))
 
     def _answered(self, charter: Charter, message: Message, asked: str, sent: bytes) -> tuple[Message, str]:
-        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew.
+        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew, and the latest
+        request of a round gets the same answer again: the coordinator repeats it where an answer was lost.
 
         sent: the envelope's digest.
         """
@@ -176,9 +181,12 @@ class Node:
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
-        answer = self._joined.answer(message, sent)
-        done = "left, since too few others are there" if answer is None else "answered"
-        return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
+        known = sent == self._last[0]
+        if not known:
+            self._last = sent, self._joined.answer(message, sent) or Left()
+        answer = self._last[1]
+        done = "left, since too few others are there" if isinstance(answer, Left) else "answered"
+        return answer, f"round {message.round + 1}, {stage}: {done}{' again' if known else ''}"
 
     def _sealed(self, answer: Message, envelope: Envelope) -> Envelope:
         bare = messages.encode(answer)

@@ -137,6 +137,23 @@ def test_a_silent_member_costs_one_deadline_and_one_offer(monkeypatch: pytest.Mo
     ]
 
 
+def test_a_lost_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It costs twice what the others took, or what an offer costs, and neither a deadline nor the member's part in the sum."""
+    lost = dict[int, float]()  # by round: when the answer to its first request was lost
+
+    def mute(round_: int, node: int, kind: str, at: float) -> bool:
+        return node == 103 and kind != "offer" and lost.setdefault(round_, at) == at
+
+    found = rounds(10, mute, monkeypatch)
+    assert found.answered == [4] * 10
+    assert found.seconds < 10 * (coordinator._OFFER + 2 * ANSWERS_IN)
+    lost.clear()
+    late = {100 + one: 60.0 for one in range(MEMBERS)}
+    slow, without = rounds(1, mute, monkeypatch, late=late), rounds(1, nobody, monkeypatch, late=late)
+    assert slow.answered == [4]
+    assert 110 < slow.seconds - without.seconds < 130
+
+
 def test_a_member_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
     found = rounds(100, lambda round_, *one: silent(round_, *one) and round_ < 30, monkeypatch)
     assert found.answered[:29] == [4] + [3] * 28
