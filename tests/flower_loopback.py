@@ -32,14 +32,15 @@ from tests.flower_proxy import Recording, recording
 ROOT = Path(__file__).resolve().parents[1]
 CONNECTION = "loopback"
 HOST = "127.0.0.1"
+ON_DISK, IN_MEMORY = "superlink.db", ":flwr-in-memory:"  # databases of a SuperLink
 
 
 @dataclass
 class Loopback:
     """A SuperLink with its nodes.
 
-    homes: the folder of each node. recording: the bytes between nodes and SuperLink. ahead: how far the clock was ahead that
-    dated the certificates.
+    homes: the folder of each node. database: the SuperLink's. recording: the bytes between nodes and SuperLink. ahead: how far
+    the clock was ahead that dated the certificates.
     """
 
     folder: Path
@@ -47,6 +48,7 @@ class Loopback:
     tls: bool = False
     auth: bool = False
     ahead: timedelta = timedelta()
+    database: str = ON_DISK
     recording: Recording | None = None
     command: Callable[[Loopback, int], list[str]] | None = None
     port: int = field(default_factory=lambda: free_port())
@@ -76,7 +78,7 @@ class Loopback:
             served = ["--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key", "--ssl-ca-certfile", "ca.pem"]
         self._start(
             "superlink",
-            ["flower-superlink", *served, "--host", HOST, "--port", str(self.port), "--database", "superlink.db"]
+            ["flower-superlink", *served, "--host", HOST, "--port", str(self.port), "--database", self.database]
             + ["--disable-runtime-dependency-installation"]
             + (["--enable-supernode-auth"] if self.auth else []),
         )
@@ -221,13 +223,14 @@ def loopback(
     auth: bool = False,
     proxy: bool = False,
     ahead: timedelta = timedelta(),
+    database: str = ON_DISK,
     command: Callable[[Loopback, int], list[str]] | None = None,
 ) -> Iterator[Loopback]:
     """A SuperLink and a node for each home, until the block ends. command: a node's command, if not `supernode`.
 
     auth needs tls. proxy: record all bytes between nodes and SuperLink, in `link.recording`.
     """
-    link = Loopback(folder, homes, tls=tls, auth=auth, ahead=ahead, command=command)
+    link = Loopback(folder, homes, tls=tls, auth=auth, ahead=ahead, database=database, command=command)
     link.prepare()
     try:
         link.start_superlink()

@@ -17,6 +17,7 @@ import secrets
 import struct
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -459,25 +460,29 @@ class Links:
                 self._node.pop(member, None)
 
     def _sent(self, asked: Mapping[int, Envelope]) -> Iterator[tuple[int, Envelope] | None]:
-        """As the carrier's `exchange` until the deadline, and a request whose answer is late is sent again.
+        """As the carrier's `exchange` until the deadline, and a request whose answer is late is sent once more.
 
-        Late is an answer after twice the time in which half of the nodes answered, at least `_OFFER`, then after twice that,
-        and so on. A node gives the same answer again, so a member whose answer was lost on the way stays in the sum.
+        Late is an answer after twice the time in which half of the nodes answered, and at least a quarter of the deadline: slow
+        nodes get few requests twice. A node gives the same answer again, so a member whose answer was lost stays in the sum. A
+        report of an intermediary ends the wait for a node only if no other request to it is under way.
         """
-        waiting, begun, pause = dict(asked), time.monotonic(), math.inf
+        waiting, begun, late, under_way = dict(asked), time.monotonic(), math.inf, Counter(asked.keys())
         streams = [self.carrier.exchange(asked, self.deadline)]
         while waiting and streams:
             passed = time.monotonic() - begun
-            if pause == math.inf and 2 * len(waiting) <= len(asked):
-                pause = max(_OFFER, 2 * passed)
-            if pause < passed < self.deadline:
-                pause *= 2
+            if late == math.inf and 2 * len(waiting) <= len(asked):
+                late = max(2 * passed, self.deadline / 4)
+            if late < passed < self.deadline and len(streams) == 1:
+                late = self.deadline
+                under_way.update(waiting.keys())
                 streams.append(self.carrier.exchange(dict(waiting), self.deadline - passed))
             for stream in tuple(streams):
                 for found in stream:
                     if found is None:
                         break
-                    if waiting.pop(found[0], None) is not None:
+                    node, envelope = found
+                    under_way[node] -= 1
+                    if (SIGNATURE in envelope.arrays or not under_way[node]) and waiting.pop(node, None) is not None:
                         yield found
                 else:
                     streams.remove(stream)

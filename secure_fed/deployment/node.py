@@ -155,8 +155,7 @@ class Node:
         return charter, messages.decode(opened(envelope, charter.coordinator, REQUEST, charter.digest))
 
     def _answered(self, charter: Charter, message: Message, asked: str, sent: bytes) -> tuple[Message, str]:
-        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew, and the latest
-        request of a round gets the same answer again: the coordinator repeats it where an answer was lost.
+        """The answer, and a sentence for the journal. A repeated offer of the same charter starts nothing anew.
 
         sent: the envelope's digest.
         """
@@ -181,12 +180,9 @@ class Node:
         if self._joined is None or not isinstance(message, Request | Stage):
             raise Refused(f"the server asks for {asked!r:.40}, which a node does not answer")
         stage = message.name if isinstance(message, Stage) else message.pass_name
-        known = sent == self._last[0]
-        if not known:
-            self._last = sent, self._joined.answer(message, sent) or Left()
-        answer = self._last[1]
-        done = "left, since too few others are there" if isinstance(answer, Left) else "answered"
-        return answer, f"round {message.round + 1}, {stage}: {done}{' again' if known else ''}"
+        answer = self._joined.answer(message, sent)
+        done = "left, since too few others are there" if answer is None else "answered"
+        return Left() if answer is None else answer, f"round {message.round + 1}, {stage}: {done}"
 
     def _sealed(self, answer: Message, envelope: Envelope) -> Envelope:
         bare = messages.encode(answer)
@@ -255,6 +251,7 @@ class Party:
         if (name := charter.members[self.number].name) != home.name:
             raise PolicyError(f"the charter calls this node {name!r}, and its own name is {home.name!r}")
         self._answered: set[bytes] = set()  # digests of the requests so far
+        self._latest: tuple[bytes, Reply | Staged | None] = b"", None  # the digest of the last answered one, its answer
         self._asked = 0  # the latest round of a request
         self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
@@ -298,10 +295,13 @@ class Party:
     def answer(self, ask: Request | Stage, sent: bytes) -> Reply | Staged | None:
         """The answer to a request; None where too few members are left for this member to stay in the round.
 
-        sent: the digest of the signed envelope. A repeated request, and one of an earlier round, is refused before anything
-        else: it costs nothing, and the round that is under way goes on. The whole plan is reserved before the first answer of
-        all, whatever the request is. BudgetExhausted if it does not fit.
+        sent: the digest of the signed envelope. The latest answered request gets the same answer again, to the bit: the
+        coordinator repeats it where an answer was lost. An older one, and one of an earlier round, is refused. Neither costs
+        anything, and the round that is under way goes on. The whole plan is reserved before the first answer of all, whatever
+        the request is. BudgetExhausted if it does not fit.
         """
+        if sent == self._latest[0]:
+            return self._latest[1]
         self._require_new(ask, sent)
         self._reserve()
         if _trains(ask, self.assembly) and self.assembly.attendance is None:
@@ -313,6 +313,7 @@ class Party:
             kept := self._client.kept
         ) and kept is not before:  # durable before the contribution that was trained with them
             write_personal(self._folder, _LATEST, {self.number: kept})
+        self._latest = sent, answer
         return answer
 
     def end(self, message: End) -> str:

@@ -131,7 +131,7 @@ def run(folder: Path) -> str:
         )
     if _outcome(coordinator) != (0, ""):
         _require_reachable(link["address"], link.get("root-certificates"), insecure=link.get("insecure", False))
-        keys = sorted((folder / KEYS).glob("[!.]*"))
+        keys = sorted((folder / KEYS).glob("[!.]*[!~]"))
         if others := [key for key in keys if key.suffix != ".pub"]:
             raise FlowerProjectError(
                 f"{others[0]} is no public key of a SuperNode, whose name ends in .pub: take it away"

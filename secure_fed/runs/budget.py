@@ -171,7 +171,7 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
         return plan
     if noted and ledger.closed(noted.run):
         raise RunDirectoryError(
-            f"{run_dir} cannot be resumed: its run {noted['run']!r} was closed in {ledger.path}, and its reservation was given "
+            f"{run_dir} cannot be resumed: its run {noted.run!r} was closed in {ledger.path}, and its reservation was given "
             "back: start a new run in another directory"
         )
     ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from secure_fed.config import RunConfig
 from secure_fed.deployment import coordinator, messages
 from secure_fed.deployment.charter import Charter, Member
 from secure_fed.deployment.coordinator import Links, Settings
-from secure_fed.deployment.envelope import ANSWER, Envelope, digest, sealed, unsealed
+from secure_fed.deployment.envelope import ANSWER, Envelope, digest, refusal, sealed, unsealed
 from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import Reply, Request
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -138,7 +139,7 @@ def test_a_silent_member_costs_one_deadline_and_one_offer(monkeypatch: pytest.Mo
 
 
 def test_a_lost_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It costs twice what the others took, or what an offer costs, and neither a deadline nor the member's part in the sum."""
+    """It costs a quarter of a deadline, or twice what the others took, and not the member's part in the sum."""
     lost = dict[int, float]()  # by round: when the answer to its first request was lost
 
     def mute(round_: int, node: int, kind: str, at: float) -> bool:
@@ -146,12 +147,36 @@ def test_a_lost_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> No
 
     found = rounds(10, mute, monkeypatch)
     assert found.answered == [4] * 10
-    assert found.seconds < 10 * (coordinator._OFFER + 2 * ANSWERS_IN)
+    assert found.seconds < 10 * (DEADLINE / 4 + 3 * ANSWERS_IN)
     lost.clear()
-    late = {100 + one: 60.0 for one in range(MEMBERS)}
+    late = {100 + one: 100.0 for one in range(MEMBERS)}
     slow, without = rounds(1, mute, monkeypatch, late=late), rounds(1, nobody, monkeypatch, late=late)
     assert slow.answered == [4]
-    assert 110 < slow.seconds - without.seconds < 130
+    assert 190 < slow.seconds - without.seconds < 210
+
+
+def test_a_slow_member_is_not_asked_again_and_a_request_that_fails_costs_it_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = list[int]()
+
+    def exchange(self: Slow, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[Any]:
+        if {messages.kind(one) for one in envelopes.values()} == {"offer"}:
+            yield from passed(replace(self, late={}), envelopes, seconds)
+            return
+        sent.extend(envelopes)
+        if sent.count(103) == 2:
+            yield 103, refusal("NotSent", "the SuperLink did not take the message")
+        else:
+            yield from passed(self, envelopes, seconds)
+
+    passed = Slow.exchange
+    monkeypatch.setattr(Slow, "exchange", exchange)
+    found = rounds(1, nobody, monkeypatch, late={103: 140.0})
+    assert (found.answered, sent.count(103)) == ([4], 1)
+    sent.clear()
+    found = rounds(1, nobody, monkeypatch, late={103: 200.0})
+    assert (found.answered, sent.count(103)) == ([4], 2)
 
 
 def test_a_member_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
