@@ -356,10 +356,10 @@ class ChatTemplate:
 
     def _prompt(self, chat: Chat) -> str:
         """The text after which the assistant speaks: all that stands before an answer in training, where the template's own
-        prompt is shorter (some write an empty thought there), or is none.
+        prompt is shorter (some write an empty thought there), is none, or ends with the answer's space.
         """
         own, before = self._text(chat, prompt=True), self._before_answer(chat)
-        return before if before.startswith(own) else own
+        return before if before.startswith(own.rstrip(" ")) else own
 
     def _before_answer(self, chat: Chat) -> str:
         """All that the template writes before an answer to this conversation. A space belongs to the answer: tokenizers often

@@ -279,10 +279,10 @@ def test_the_date_of_a_template_is_every_days() -> None:
 def test_a_prompt_is_what_stood_before_the_answer_in_training() -> None:
     thought = "{% if m['role'] == 'assistant' and loop.last %}{{ '<|think|>' }}{% endif %}"
     template = CHATML.replace("m['role'] + '\n'", "m['role'] + '\n' }}" + thought + "{{ ''")
-    own = tokenizer("byte-level BPE", template)
-    row = chat("a", "b", "c", "d")
-    whole, asked = fitted(own, row, last=True), next(ChatTemplate.of(own).prompts([row[:-1]], 1000))
-    assert whole.ids[: int((whole.labels >= 0).argmax())].tolist() == asked.tolist()
+    for own in (tokenizer("byte-level BPE", template), tokenizer("SentencePiece", CHATML.replace("\n'", ": '"))):
+        row = chat("a", "b", "c", "it is")
+        whole, asked = fitted(own, row, last=True), next(ChatTemplate.of(own).prompts([row[:-1]], 1000))
+        assert whole.ids[: int((whole.labels >= 0).argmax())].tolist() == asked.tolist()
 
 
 @pytest.mark.parametrize(
