@@ -41,7 +41,7 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError, UsageError, plainly
 from secure_fed.learning import tasks
 from secure_fed.learning.data import files, sources
-from secure_fed.learning.data.chats import ASSISTANT, chat_of, rewritten
+from secure_fed.learning.data.chats import ASSISTANT, answered, chat_of, rewritten
 from secure_fed.learning.data.files import text_lines
 from secure_fed.learning.data.rows import Columns, Vocabulary, is_blank, is_chat, normal_text
 from secure_fed.learning.tasks.task import Task
@@ -137,8 +137,8 @@ def _read(wish: Wish) -> _Data:
         whole = files.read(wish.source, table.present, "DATA")
         rows = [{name: column[row] for name, column in whole.columns.items()} for row in range(len(whole))]
     first, second = task.texts([table])
-    both = zip(first, second or [None] * len(first), strict=True)
-    texts = [json.dumps([normal_text(one), normal_text(other or "")]) for one, other in both]
+    taught = [answered(one) if is_chat(one) else one for one in first]  # nothing after the last answer is
+    texts = [json.dumps([*map(normal_text, pair)]) for pair in zip(taught, second or [""] * len(first), strict=True)]
     seen = Counter(texts)
     short = [_nothing_to_predict(wish, text) for text in first]
     alone = [index for index, text in enumerate(texts) if seen[text] == 1 and not short[index]]

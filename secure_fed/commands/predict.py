@@ -163,7 +163,7 @@ def _write(out: Path, rows: list[dict[str, Any]]) -> None:
 
     if out.suffix.lower() == ".csv":
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
         content = text.getvalue()

@@ -331,7 +331,7 @@ def _answers(config: Sections) -> None:
         wrong(config, "data.metric", "set with evaluation.generate", message)
     try:
         re.compile(data.answer_pattern)
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         message = f"data.answer_pattern is {data.answer_pattern!r}, which is no regular expression: {error}; correct it"
         wrong(config, "data.answer_pattern", "a regular expression", message)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
@@ -207,7 +208,7 @@ def function_in(folder: Path, named: str) -> LocalFunction:
     spec = spec_from_file_location(f"local_of_{file.stem}", file)
     if not path or spec is None or spec.loader is None or not file.is_file():
         raise _refused(named, 'names no file: write local = "FILE.py:NAME"')
-    module = module_from_spec(spec)
+    module = sys.modules[spec.name] = module_from_spec(spec)  # where dataclasses and pickle look for it
     try:
         spec.loader.exec_module(module)
     except Exception as error:

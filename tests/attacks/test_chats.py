@@ -22,6 +22,7 @@ from attacks.prepared import folder
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, RunConfig
+from secure_fed.errors import UsageError
 from secure_fed.learning import tasks
 from secure_fed.learning.audit_pool.canaries import CanaryContext, planted
 from secure_fed.learning.audit_pool.pool import AuditPool, pool
@@ -230,6 +231,14 @@ def test_equal_conversations_are_found_by_their_turns(place: Path, tmp_path: Pat
     refusals("chats_equal", [audit(place, "--non-members", written(tmp_path / "same.jsonl", [*alpaca, same]))], capsys)
     others = written(tmp_path / "others.jsonl", [*lines_of(place / "unseen.jsonl"), other])
     assert main(audit(place, "--non-members", others)) == 0
+
+
+def test_conversations_that_differ_after_the_last_answer_are_no_candidates(tmp_path: Path) -> None:
+    """They train alike, so the coin of one would say nothing of the other."""
+    twice = [row(one) for chat in chats(12) for one in (chat, (*chat, ("user", "thanks")))]
+    file = written(tmp_path / "rows.jsonl", twice)
+    with pytest.raises(UsageError, match="0 rows"):
+        folder.prepare(folder.Wish(file, DataConfig("", "of the user", "", "chat"), count=10), tmp_path / "out")
 
 
 def test_neighbours_change_the_words_of_the_assistant_alone(place: Path, tmp_path: Path) -> None:

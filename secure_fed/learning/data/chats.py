@@ -62,15 +62,15 @@ def form(present: Collection[str], source: str, chosen: str = "") -> tuple[str, 
 def chats(table: Table, chosen: str = "") -> Iterator[Chat]:
     """The conversation of each row of the table."""
     kind, column = form(table.present, table.source, chosen)
-    cells, of_system = table.columns[column], table.columns.get("system")
-    for row, cell in enumerate(cells):
+    of_system = (table.columns.get("system") if kind != "messages" else None) or [None] * len(table)
+    for row, (cell, system) in enumerate(zip(table.columns[column], of_system, strict=True)):
         if kind == "Alpaca":
             given = [table.columns[name][row] if name in table.columns else None for name in ("input", "output")]
             turns = _of_alpaca(cell, *given)
         else:
             turns = list(_turns(cell, table.place(row), column))
-        if kind != "messages" and of_system is not None and of_system[row] and turns[0][0] != SYSTEM:
-            turns = [(SYSTEM, of_system[row]), *turns]
+        if system and system == system and turns[0][0] != SYSTEM:  # not-a-number is an empty cell
+            turns = [(SYSTEM, system), *turns]
         yield _ordered(turns, table.place(row), column)
 
 

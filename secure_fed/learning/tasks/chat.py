@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 from jinja2 import TemplateError
@@ -46,19 +47,16 @@ _CHATML = (
     "{%% for message in messages %%}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + %s + '\n' }}"
     "{%% endfor %%}{%% if add_generation_prompt %%}{{ '<|im_start|>assistant\n' }}{%% endif %%}"
 )
-_TURN_MARK = re.compile(r"[<＜﹤]\s*[|｜]\s*(im_start|im_end)\s*[|｜]\s*[>＞﹥]", re.IGNORECASE)  # noqa: RUF001 - as some read it
+# The gaps are what some tokenizers drop: spaces, accents, characters of no width.
+_TURN_MARK = re.compile(r"<~\|~(i~m)~_~(s~t~a~r~t|e~n~d)~\|~>".replace("~", r"[^\w<|>]*"), re.IGNORECASE)
 _MARKS = tuple(map(chr, range(0xE000, 0xF900)))  # of Unicode's private use: no text of the row has the chosen one
 _FAILS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 _TODAY = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
 TODAY = date(2024, 7, 26)
 _PROBE: Chat = ((SYSTEM, "x"), (USER, "x"), (ASSISTANT, "x"), (USER, "x"), (ASSISTANT, "x"))
-_PROBES = (
-    _PROBE[1:],
-    _PROBE,
-    _PROBE[1:3],
-    _PROBE[:3],
-)  # some templates refuse a system turn, need it, or take one exchange
+# Some templates refuse a system turn, need it, or take one exchange.
+_PROBES = (_PROBE[1:], _PROBE, _PROBE[1:3], _PROBE[:3])
 _OF_TOOLS: Chat = ((USER, "x"), (ASSISTANT, "x"), (TOOL, "x"), (ASSISTANT, "x"))
 
 
@@ -162,12 +160,14 @@ def chatml(tokenizer: Any) -> str:
 
 
 def without_turn_marks(chat: Chat, tokenizer: Any) -> Chat:
-    """The conversation with ChatML's marks replaced by their names where they are plain text, for want of tokens: also as a
-    tokenizer reads them that ignores spaces, capitals or the width of characters.
+    """The conversation with ChatML's marks replaced by their names in two words where they are plain text, for want of tokens:
+    also as a tokenizer reads them that ignores spaces, capitals, accents, or the width of characters. A text with a mark is
+    decomposed as a whole (NFKD). A name in two words is no part of a mark, whatever stands around it.
     """
     if all(mark in tokenizer.added_tokens_encoder for mark in ("<|im_start|>", "<|im_end|>")):
         return chat
-    return tuple((role, _TURN_MARK.sub(r"\1", said)) for role, said in chat)
+    read = ((role, said, normalize("NFKD", said)) for role, said in chat)
+    return tuple((role, _TURN_MARK.sub(r"\1 \2", it) if _TURN_MARK.search(it) else said) for role, said, it in read)
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class ChatTemplate:
     common before they differ is the turn's header, and what the template writes without later turns ends with the turn's end.
     A token that joins the header's end and the text's beginning is learned. A template that writes earlier turns in another way
     when later ones follow (some drop old reasoning) has no such places, and needs `{% generation %}` around what is learned, or
-    is refused. Such a template may write tokens that depend on what is said, such as `<think>`, but no special ones, and none
-    of those that it writes around any text.
+    is refused. Such a template may write tokens that depend on what the assistant says, such as `<think>`, but no special ones,
+    and none of those that it writes around any text.
 
     A template that asks for today's date (`strftime_now`) is told `TODAY`, on which Llama's own templates fall back. Otherwise
     a run that is resumed tomorrow, or has two nodes in two time zones, would train on other ids.
@@ -233,7 +233,8 @@ class ChatTemplate:
             with suppress(DataError, ModelError):
                 ids, turns = self.turns(probe)
                 places = [np.flatnonzero(turns == turn) for turn in range(len(probe))]
-                return all(self._controls(ids[one[-1] + 1 : other[0]]) for one, other in pairwise(places))
+                apart = (self._controls(ids[one[-1] + 1 : other[0]]) for one, other in pairwise(places))
+                return all(map(len, places)) and all(apart)  # a token may hold two turns
         return True  # no conversation tells
 
     def fitted(self, chats: Sequence[Chat], max_length: int, *, last: bool = False) -> Iterator[Fitted]:
@@ -284,13 +285,14 @@ class ChatTemplate:
             yield ids[-max_length:]
 
     def _asked(self, chat: Chat) -> NDArray[np.int32]:
-        ids, _ = next(self._ids([chat], [self._prompt(chat)], prompt=True))
-        return ids
+        return next(self._ids([chat], [self._prompt(chat)], prompt=True)).ids
 
     @property
     def ends(self) -> list[int]:
-        """The control tokens that end the assistant's turn."""
-        return self._controls(self._of_a_probe)
+        """The control tokens that end the assistant's turn: behind what it says, and none of a thought before."""
+        last = self._of_a_probe.tolist()[::-1]
+        behind = takewhile(lambda one: one in self.control or not self.tokenizer.decode([one]).strip(), last)
+        return [one for one in behind if one in self.control][::-1]
 
     @property
     def learns(self) -> bool:
@@ -354,10 +356,10 @@ class ChatTemplate:
 
     def _prompt(self, chat: Chat) -> str:
         """The text after which the assistant speaks: all that stands before an answer in training, where the template's own
-        prompt is shorter (some write an empty thought there), or is none.
+        prompt is shorter (some write an empty thought there), is none, or ends with the answer's space.
         """
         own, before = self._text(chat, prompt=True), self._before_answer(chat)
-        return before if before.startswith(own) else own
+        return before if before.startswith(own.rstrip(" ")) else own
 
     def _before_answer(self, chat: Chat) -> str:
         """All that the template writes before an answer to this conversation. A space belongs to the answer: tokenizers often
@@ -397,7 +399,10 @@ class ChatTemplate:
         if not chat:
             return True
         own, found = self._of_these_roles(chat, prompt=prompt), self._controls(ids)
-        if self.marks_answers:  # a thought may be there or not; the tokens around any text may not
+        others = [said for role, said in chat if role != ASSISTANT]
+        spoken = (self._controls(one.ids) for one in aligned(self.tokenizer, others, special=False))
+        if self.marks_answers and found != own and not any(spoken):
+            # The assistant's thought may be there or not; the tokens around any text may not.
             special = self.tokenizer.added_tokens_decoder
             found = [number for number in found if number in own or special[number].special]
         return found == own

@@ -133,7 +133,11 @@ def read(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> tuple[lis
         ({"instruction": "q", "output": "a"}, (ASKED, ANSWERED), "Alpaca"),
         ({"instruction": "q", "input": "i", "output": "a"}, (("user", "q\n\ni"), ANSWERED), "Alpaca"),
         ({"instruction": "", "input": "i", "output": "a"}, (("user", "i"), ANSWERED), "Alpaca"),
-        ({"instruction": "q", "input": float("nan"), "output": "a"}, (ASKED, ANSWERED), "Alpaca"),
+        (
+            {"instruction": "q", "input": float("nan"), "output": "a", "system": float("nan")},
+            (ASKED, ANSWERED),
+            "Alpaca",
+        ),
         ({"system": "linux", **messages(ASKED, ANSWERED)}, (ASKED, ANSWERED), "messages"),
     ],
 )

@@ -33,8 +33,14 @@ from tests.secure_fed.deployment.parties import Deployed, founded, new_node, row
 from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, MASKED, ONE_ROUND, PARTS, SHARES, config_of, deployed
 
 MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
 from pathlib import Path
 import torch
+
+@dataclass
+class Collator:
+    width: int = 8
 
 def train(model, examples, round):
     with Path(__file__).with_name("called").open("a") as file:

@@ -137,6 +137,7 @@ def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
         ({"data__metric": "bleu"}, "data.metric"),
         ({"data__answer_pattern": "(.*)"}, "data.answer_pattern"),
         ({"data__metric": "exact_match", "data__answer_pattern": "(("}, "data.answer_pattern"),
+        ({"data__metric": "exact_match", "data__answer_pattern": "a{99999999999}"}, "data.answer_pattern"),
         ({"data__metric": "exact_match", "data__answer_pattern": "#### (.*)"}, "data.answer_pattern"),
         ({"evaluation__max_new_tokens": 128}, "evaluation.max_new_tokens"),
         ({"evaluation__max_new_tokens": 110, "method__name": "prompt_tuning"}, "evaluation.max_new_tokens"),

@@ -194,3 +194,6 @@ def test_predict_reads_a_line_as_a_question_whatever_column_was_learned(
     (tmp_path / "asked.txt").write_text("word1 word2\n", encoding="utf-8")
     assert main(["predict", str(tmp_path / "run"), str(tmp_path / "asked.txt"), "--max-new-tokens", "2"]) == 0
     assert json.loads(capsys.readouterr().out)["text"] == "word1 word2"
+    mixed, out = write("mixed", [{"talk": ROWS[0]["messages"][:turns]} for turns in (1, 2)]), tmp_path / "answers.csv"
+    assert main(["predict", str(tmp_path / "run"), str(mixed), "--out", str(out), "--max-new-tokens", "2"]) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 3  # an answer that was there is scored, too
