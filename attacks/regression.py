@@ -59,9 +59,8 @@ def run(case: Case, settings: Settings) -> Finding:
     clients = np.array([unit.client for unit in case.units])
     reached = {round_: np.isin(clients, list(names)) | (EVERYBODY in names) for round_, names in whose.items()}
     covered = {round_: np.flatnonzero(units) for round_, units in reached.items() if units.any()}
-    usual = sum(map(len, covered.values())) / max(
-        1, len(covered) * len(clients)
-    )  # share of the units that a round covers
+    # share of the units that a round covers
+    usual = sum(map(len, covered.values())) / max(1, len(covered) * len(clients))
     rounds = spaced(list(covered), settings.max_rounds or math.ceil(ROUNDS / max(usual, 1e-9)))
     total, seen = np.zeros(len(clients)), np.zeros(len(clients))
     for round_ in rounds:

@@ -105,8 +105,7 @@ def best(rounds: int, gap: int, most: int, momentum: float = 0.0) -> Correlation
     bands = _spread(gap) | {gap * times for times in _spread(rounds // gap)}
     root = _root(max(bands), momentum)
     return min(
-        (_cut(root, band) for band in sorted(bands)),
-        key=lambda made: final_noise(made, rounds, gap, most, momentum),
+        (_cut(root, band) for band in sorted(bands)), key=lambda made: final_noise(made, rounds, gap, most, momentum)
     )
 
 

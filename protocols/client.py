@@ -51,17 +51,7 @@ from protocols.keys import AgreementKey, Agreements, Alone, Identity, Secret, co
 from protocols.masking import Words, add_masks
 from protocols.parameters import Parameters, Policy
 from protocols.record import InMemory, Sessions
-from protocols.roster import (
-    Agreed,
-    Identities,
-    chosen_by,
-    dealers_graph,
-    judged,
-    near,
-    roster_graph,
-    signs,
-    states,
-)
+from protocols.roster import Agreed, Identities, chosen_by, dealers_graph, judged, near, roster_graph, signs, states
 from protocols.sharing import SHARE, split_each
 from protocols.wire import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Shares, Survivors
 

@@ -88,9 +88,8 @@ class Simulation:
         return choose(
             self.clients,
             corrupt=self.corrupt,
-            dropout=min(
-                (missing + 0.5) / self.clients, 0.999999
-            ),  # `choose` rounds it down to whole clients: `missing`
+            # `choose` rounds it down to whole clients: `missing`
+            dropout=min((missing + 0.5) / self.clients, 0.999999),
             active=self.active,
             neighbours=self.neighbours,
             threshold=self.threshold,

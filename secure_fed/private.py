@@ -79,12 +79,7 @@ class Private:
             left=lambda: purse.left,
         )
         self.loader = PoissonLoader(
-            loader,
-            terms,
-            entropy.stream("batches"),
-            self._steps.begin,
-            self._steps.end,
-            lambda: purse.left,
+            loader, terms, entropy.stream("batches"), self._steps.begin, self._steps.end, lambda: purse.left
         )
 
     def __iter__(self) -> Iterator[Any]:

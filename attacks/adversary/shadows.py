@@ -109,12 +109,7 @@ class SharedReferences:
 
 
 def references(
-    assembly: Assembly,
-    count: int,
-    seed: int,
-    progress: Progress | None = None,
-    *,
-    rounds: int | None = None,
+    assembly: Assembly, count: int, seed: int, progress: Progress | None = None, *, rounds: int | None = None
 ) -> References:
     """`count` references with fair coins, all from `seed`.
 

@@ -200,9 +200,8 @@ def cosines(
     """
     shared = [set(direction) for direction in directions]
     names = [name for name in trained_names(assembly, before, round_) if all(name in one for one in shared)]
-    flat = torch.stack([flattened(direction, names) for direction in directions]).to(
-        assembly.objective.device
-    )  # (K, P)
+    # (K, P)
+    flat = torch.stack([flattened(direction, names) for direction in directions]).to(assembly.objective.device)
     norms = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float64)
     found = np.zeros((int(owner.max()) + 1 if len(owner) else 0, len(directions)))
     for units, rows in gradients(assembly, before, names, examples, owner):
@@ -212,11 +211,7 @@ def cosines(
 
 
 def gradients(
-    assembly: Assembly,
-    before: Tensors,
-    names: Sequence[str],
-    examples: Sequence[Any],
-    owner: NDArray[np.int64],
+    assembly: Assembly, before: Tensors, names: Sequence[str], examples: Sequence[Any], owner: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
     """Yields groups of units and the gradients (units, P) of the sum of each unit's losses at `before`. Dropout is off."""
     placed = Placed.of(before, names, assembly.objective.device)

@@ -149,9 +149,8 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
     pool = everything(problem)
     numbers = lots(pool)
     inside = coins(count, numbers, np.random.default_rng([seed, _COINS]))
-    unit_of = {
-        content(without_aside(unit.examples[0])): number for number, unit in enumerate(pool.units)
-    }  # equal texts share their coins
+    # equal texts share their coins
+    unit_of = {content(without_aside(unit.examples[0])): number for number, unit in enumerate(pool.units)}
     units = [unit_of[content(without_aside(examples[row]))] for row in range(len(examples))]
     assembly = replace(assembly, pools={**assembly.pools, "data": pool})
     states = trained(assembly, inside, seed, progress).states

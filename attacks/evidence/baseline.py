@@ -159,11 +159,7 @@ def _tried(features: Any, members: Bools, seed: int) -> NDArray[np.float64]:
 
 
 def blind(
-    units: Sequence[Words],
-    texts: Sequence[str],
-    members: Bools,
-    dates: Sequence[object] | None = None,
-    seed: int = 0,
+    units: Sequence[Words], texts: Sequence[str], members: Bools, dates: Sequence[object] | None = None, seed: int = 0
 ) -> dict[str, Baseline | str]:
     """The baselines by name, each or the reason why there is none. dates: when each text was written, if known, as `when`
     reads it.

@@ -55,13 +55,7 @@ class Judged:
 
 
 def judged(
-    finding: Finding,
-    members: Bools,
-    *,
-    delta: float,
-    significance: float,
-    seed: int,
-    releases: int | None = None,
+    finding: Finding, members: Bools, *, delta: float, significance: float, seed: int, releases: int | None = None
 ) -> Judged:
     """significance: of the lower bound, this attack's share. releases: the run's number of releases, if public."""
     scores, null = finding.scores, finding.null
@@ -95,12 +89,7 @@ def _thinned(lines: Mapping[str, list[float]], units: int) -> dict[str, list[flo
 
 
 def cell(
-    attack: str,
-    vantage: str,
-    one: Judged,
-    seconds: float,
-    accounted: float | None,
-    allowed: Allowed | None = None,
+    attack: str, vantage: str, one: Judged, seconds: float, accounted: float | None, allowed: Allowed | None = None
 ) -> Cell:
     """One cell of the matrix. allowed: the figures that the guarantee allows an attack, if it covers this adversary."""
     measured = dict(one.finding.measured)
@@ -290,13 +279,7 @@ def clients(held: AuditPool, scores: Floats) -> list[Client]:
         inside, outside = own.setdefault(unit.client, ([], []))
         (inside if member else outside).append(float(share))
     rows = [
-        Client(
-            name,
-            len(inside),
-            float(np.mean(inside)),
-            len(outside),
-            float(np.mean(outside)) if outside else None,
-        )
+        Client(name, len(inside), float(np.mean(inside)), len(outside), float(np.mean(outside)) if outside else None)
         for name, (inside, outside) in own.items()
         if inside
     ]

@@ -181,9 +181,8 @@ def exposures(
     for one in planted:
         own = int(one.secret)
         drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
-        by_secret = of(
-            one, [None, *(secret + (secret >= own) for secret in drawn)]
-        )  # its own, and all others or a sample
+        # its own, and all others or a sample
+        by_secret = of(one, [None, *(secret + (secret >= own) for secret in drawn)])
         found.append(
             exact(by_secret[0], by_secret[1:]) if whole else sampled(by_secret[0], by_secret[1:], template.space)
         )

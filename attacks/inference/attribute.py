@@ -91,9 +91,8 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
         raise UsageError(
             f"there are {members.sum()} members and {(~members).sum()} others: give at least {FEWEST} of each"
         )
-    losses = np.stack(
-        [_losses(subject, found, index, say) for index in range(len(found.values))], axis=1
-    )  # (records, values)
+    # (records, values)
+    losses = np.stack([_losses(subject, found, index, say) for index in range(len(found.values))], axis=1)
     shares = prior(found.of[~members], len(found.values))
     stripped = [_put(text, found.values[own], " ") for text, own in zip(subject.texts.plain, found.of, strict=True)]
     guessed = {

@@ -92,8 +92,7 @@ def prepare(chosen: argparse.Namespace) -> None:
         raise ConfigError("--template and --digits are for --canaries secrets: leave them out")
     usual = USUAL_CHAT if chosen.task == "chat" else USUAL
     template = Template(
-        usual if chosen.template is None else chosen.template,
-        DIGITS if chosen.digits is None else chosen.digits,
+        usual if chosen.template is None else chosen.template, DIGITS if chosen.digits is None else chosen.digits
     )
     require_columns(chosen.task, chosen.text_b, chosen.label)
     data = DataConfig("", "of the user", "", chosen.task, chosen.text, chosen.text_b, chosen.label)

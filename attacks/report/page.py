@@ -296,17 +296,7 @@ def _left_out(audit: Audit) -> str:
 
 
 def _numbers(audit: Audit) -> str:
-    head = (
-        "attack",
-        "adversary",
-        "AUC",
-        "TPR at FPR",
-        "lower bound",
-        "accounted",
-        "units",
-        "time",
-        "also measured",
-    )
+    head = ("attack", "adversary", "AUC", "TPR at FPR", "lower bound", "accounted", "units", "time", "also measured")
     rows = (
         (
             audit.attack_title(cell.attack),
@@ -361,14 +351,7 @@ def clients(audit: Audit) -> str:
         return ""
     head = ("rank", "client", "in training", "score in training", "held out", "score held out")
     rows = [
-        (
-            str(rank),
-            one.client,
-            shown(one.units),
-            shown(one.score),
-            shown(one.held_out),
-            shown(one.score_held_out),
-        )
+        (str(rank), one.client, shown(one.units), shown(one.score), shown(one.held_out), shown(one.score_held_out))
         for rank, one in enumerate(audit.clients, start=1)
     ]
     return section("Clients, most exposed first", paragraph(_CLIENTS), *_long(head, rows, "client"))

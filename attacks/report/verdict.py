@@ -114,9 +114,7 @@ def main_of(scored: Iterable[AttackAt], vantages: Sequence[str]) -> AttackAt | N
     names = [*ORDER, *(name for name in ATTACKS if name not in ORDER)]
     rank = {name: number for number, name in enumerate(names)}  # a user's attack comes last
     return min(
-        scored,
-        key=lambda at: (rank.get(at.attack, len(rank)), at.attack, vantages.index(at.vantage)),
-        default=None,
+        scored, key=lambda at: (rank.get(at.attack, len(rank)), at.attack, vantages.index(at.vantage)), default=None
     )
 
 

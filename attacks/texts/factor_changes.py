@@ -116,9 +116,8 @@ def families(sent: Sequence[Sent], first: FirstLayer, scale: float) -> list[Fami
         of_a = [change for change, _ in shown if change is not None]
         rows_a += of_a
         for pair, (_, change) in zip(first.pairs, shown, strict=True):
-            if change is not None and not (
-                one.step and change.share > MEMBER_B
-            ):  # certain finds depend on this precision
+            # certain finds depend on this precision
+            if change is not None and not (one.step and change.share > MEMBER_B):
                 a = one.before.tensor(pair.a)
                 tests_b.append(SpanTest(row_space([change]), a.shape[0], MEMBER_B, a))
         if not of_a and (product := _products(one, first.pairs)):
@@ -174,9 +173,8 @@ def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
     if len(found) < len(pairs) or not any(one.before.tensor(pair.b).any() for pair in pairs):
         return None
     known = torch.cat([one.before.tensor(pair.a).double() for pair in pairs])
-    off = torch.linalg.qr(known.T, mode="complete")[0][
-        :, len(known) :
-    ].T.contiguous()  # orthogonal to the rows of every A
+    # orthogonal to the rows of every A
+    off = torch.linalg.qr(known.T, mode="complete")[0][:, len(known) :].T.contiguous()
     if not len(off):
         return None
     parts = []
@@ -225,9 +223,8 @@ def undone(change: Tensor, before: Tensor, lr: float, factor: float = 1.0) -> tu
     length = _longest_steps(lr)[0]
     share = step.abs() / length
     doubt = UNIT_ROUNDOFF * ((before.double() + step).abs() / length + _ROUNDINGS * share)
-    size = (
-        EPS * share / (1 - share).clamp_min(doubt)
-    )  # if the remaining share is mere rounding, the size is at least this
+    # if the remaining share is mere rounding, the size is at least this
+    size = EPS * share / (1 - share).clamp_min(doubt)
     error = factor * size.square() / EPS * doubt
     return -factor * step.sign() * size, float(torch.sqrt(error.square().mean())) if error.numel() else 0.0
 

@@ -265,9 +265,8 @@ def _fitting(family: Family, first: FirstLayer, known: Sequence[Key], count: int
         return family, VACUOUS.format(room=max(test.room for test in family.tests))
     if not known:
         return family, ""
-    ending = [
-        torch.full((1, max(place, 0) + 1), token) for place, token in known
-    ]  # texts ending with the known token at its position
+    # texts ending with the known token at its position
+    ending = [torch.full((1, max(place, 0) + 1), token) for place, token in known]
     kind = first.types[0] if first.types else None
     inputs = torch.cat([first.inputs(text, kind)[:, -1] for text in ending])
     fit = [test for test in family.tests if test.missing and float(test.distances(inputs).max()) < test.tolerance]

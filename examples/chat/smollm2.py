@@ -56,8 +56,10 @@ def main() -> None:
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
     model.generation_config = loaded.generation_config
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    made = folder.with_name(f".{folder.name}")  # until it is complete
+    tokenizer.save_pretrained(made)
+    model.save_pretrained(made)
+    made.replace(folder)
     print(f"SmolLM2-135M-Instruct is in {folder}")
 
 

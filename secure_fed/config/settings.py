@@ -199,12 +199,7 @@ class FederationConfig:
     )
     cohort: int | None = key(None, "expected clients a round (10, or all if there are fewer)", at_least=1, optional=10)
     rounds: int = key(20, "communication rounds", at_least=1, at_most=1_000_000)
-    seed: int = key(
-        0,
-        "seed of the partition, the cohorts and the training",
-        at_least=0,
-        at_most=2**32 - 1,
-    )
+    seed: int = key(0, "seed of the partition, the cohorts and the training", at_least=0, at_most=2**32 - 1)
     sampling: str = key(
         "auto",
         "fixed: cohorts of exactly that size; poisson: each client at random by itself; schedule: clients in turn by a public "
@@ -319,9 +314,7 @@ class MethodConfig:
         optional=5,
     )
     denoise: str = key(
-        "tangent",
-        "how FRA removes noise from a private mean",
-        choices=("tangent", "shrink", "truncate", "none"),
+        "tangent", "how FRA removes noise from a private mean", choices=("tangent", "shrink", "truncate", "none")
     )
     denoise_over: str = key(
         "auto",
@@ -333,9 +326,7 @@ class MethodConfig:
     )
     sketch: int | None = key(None, "columns of the sketch (4 x rank)", at_least=1, at_most=_WIDEST, optional=32)
     rule: str = key(
-        "fedlora",
-        "how FeDeRA's factors train and are averaged",
-        choices=("fedlora", "ffa_lora", "rolora", "fra_lora"),
+        "fedlora", "how FeDeRA's factors train and are averaged", choices=("fedlora", "ffa_lora", "rolora", "fra_lora")
     )
     oversampling: int = key(8, "columns of a sketch beyond the rank (FedASK, FedPower)", at_least=0, at_most=_WIDEST)
     power_iterations: int = key(2, "noised subspace iterations of a round (FedPower)", at_least=1, at_most=_WIDEST)
@@ -557,8 +548,7 @@ class PrivacyConfig:
     )
     data_set: str = key("", "name of the ledger's data set; empty: a digest identifies it")
     unit_name: str = key(
-        "",
-        "name of the unit in the ledger, the same in all its runs; empty: person_column, data.client, or the unit",
+        "", "name of the unit in the ledger, the same in all its runs; empty: person_column, data.client, or the unit"
     )
     ledger_heads: str = key(
         "", "file with ledgers' newest heads, to detect an older copy; empty: a file in the user's state folder"
@@ -586,10 +576,7 @@ class SecureAggregationConfig:
     enabled: bool = key(False, "pairwise masks: the server learns sums of contributions, and no single contribution")
     corrupt: float = key(0.1, "share of a round's clients assumed to collude with the server", at_least=0.0, below=0.5)
     dropout: float = key(
-        0.1,
-        "share of a round's clients that may vanish; if more vanish, there is no sum",
-        at_least=0.0,
-        below=0.5,
+        0.1, "share of a round's clients that may vanish; if more vanish, there is no sum", at_least=0.0, below=0.5
     )
     active: bool = key(False, "also protect against a lying server: signed keys, and one more message")
     neighbours: int | None = key(

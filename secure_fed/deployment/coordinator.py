@@ -396,9 +396,8 @@ class Links:
     say: Callable[[str], None]
     _node: dict[int, int] = field(default_factory=dict)
     _offers: list[tuple[Iterator[Any], dict[int, Offer]]] = field(default_factory=list)  # under way
-    _later: dict[int, tuple[float, float]] = field(
-        default_factory=dict
-    )  # of a node: when it gets an offer, and its last pause
+    # of a node: when it gets an offer, and its last pause
+    _later: dict[int, tuple[float, float]] = field(default_factory=dict)
     _unsure: set[int] = field(default_factory=set)  # members whose last request got no usable answer
     _silences: dict[int, int] = field(default_factory=dict)  # of a member, since it ended a round
     _absent: set[int] = field(default_factory=set)  # members for which no round waits any more

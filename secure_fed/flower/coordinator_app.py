@@ -55,9 +55,8 @@ def main(grid: Grid, context: Context) -> None:
 
 def note_end(folder: Path, status: int, sentence: str) -> None:
     """Keep how the run ended, for the process that started it (`project.run`)."""
-    with suppress(
-        SecureFedError, OSError
-    ):  # a full disk, a folder that is not there: the run is resumed, and ends again
+    # a full disk, a folder that is not there: the run is resumed, and ends again
+    with suppress(SecureFedError, OSError):
         atomic_write(folder / ENDED, json.dumps({"status": status, "sentence": sentence}), private=True)
 
 

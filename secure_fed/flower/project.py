@@ -103,9 +103,7 @@ def contents(coordinator: Path, connection: Connection) -> dict[str, str]:
     table = f"[superlink.{CONNECTION}]\naddress = {_toml(connection.superlink)}\n{secured}"
     return {
         "pyproject.toml": _PYPROJECT.format(
-            version=__version__,
-            folder=_toml(coordinator),
-            bundled=json.dumps(list(BUNDLED)),
+            version=__version__, folder=_toml(coordinator), bundled=json.dumps(list(BUNDLED))
         ),
         "README.md": _README.format(port=connection.superlink.rpartition(":")[2]),
         "nginx.conf": PROXY.read_text(encoding="utf-8").replace(SUPERLINK, connection.superlink),

@@ -170,10 +170,7 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
 
 def carried(record: RunRecord) -> tuple[str, str]:
     """The data sent between the stations."""
-    return (
-        "masked updates; masks cancel when summed" if masked(record) else "updates, not texts",
-        "the shared model",
-    )
+    return ("masked updates; masks cancel when summed" if masked(record) else "updates, not texts", "the shared model")
 
 
 def in_detail(guarantee: Guarantee) -> str:

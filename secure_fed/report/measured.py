@@ -347,8 +347,4 @@ _SILENT_DUMMIES = (
 )
 _TWO_ATTACKS = "It sees the models alone, and the run's own attack the releases, so the two have different figures."
 _AUDIT = "The audit of this run: every attack, from every vantage point"
-_UNITS = {
-    "example": ("examples", "an example"),
-    "person": ("persons", "a person"),
-    "client": ("clients", "a client"),
-}
+_UNITS = {"example": ("examples", "an example"), "person": ("persons", "a person"), "client": ("clients", "a client")}

@@ -222,11 +222,7 @@ _ALONE = {
     "contribution": "yes, with that client's noise",
     "gradients": "yes, made by noised training",
 }
-_SUM = {
-    **_ALONE,
-    "shares": "yes, with all shares of the noise",
-    "contribution": "yes, with every client's noise",
-}
+_SUM = {**_ALONE, "shares": "yes, with all shares of the noise", "contribution": "yes, with every client's noise"}
 _OWN_MACHINE = "The guarantee holds against the server too, masks or not: a client has to trust its own machine only."
 _MASKED = {
     "nowhere": "The sum carries no noise: a client is hidden by the other contributions in it, and by nothing else.",

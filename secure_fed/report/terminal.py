@@ -271,10 +271,7 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         else f"{few or 'all '}{found['clients']} clients"
     )
     rows = [
-        (
-            "secure aggregation",
-            f"the server learns only sums over {whose}, {_SUMS[place]}, {lies}",
-        ),
+        ("secure aggregation", f"the server learns only sums over {whose}, {_SUMS[place]}, {lies}"),
         ("  bytes", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, including the model"),
     ]
     if _hides_cohort(summary) or found["client_seconds"] is None:  # the time would reveal the cohort size

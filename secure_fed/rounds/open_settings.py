@@ -71,11 +71,7 @@ def settled(
     in_turn = sampling == "schedule"
     noise, correlation = _in_turn(config, clients, method, initial, personal) if in_turn else _of_sums(privacy)
     return config.replace(
-        {
-            ("federation", "sampling"): sampling,
-            ("privacy", "noise"): noise,
-            ("privacy", "correlation"): correlation,
-        }
+        {("federation", "sampling"): sampling, ("privacy", "noise"): noise, ("privacy", "correlation"): correlation}
     )
 
 

@@ -419,11 +419,7 @@ _ACTIVE = (
 )
 _TESTED = {
     HELD_OUT[unit]: (f"{whose} held out for testing: they never train, and measurements on them have no noise",)
-    for unit, whose in (
-        ("client", "the clients"),
-        ("person", "the persons"),
-        ("example", "the rows"),
-    )
+    for unit, whose in (("client", "the clients"), ("person", "the persons"), ("example", "the rows"))
 }
 _GIVEN = ("a mechanism that adds less noise than it states, or noise of another law: secure-fed does not check this",)
 _LOCAL = (

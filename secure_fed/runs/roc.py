@@ -159,9 +159,8 @@ def band(members: ArrayLike, non_members: ArrayLike, confidence: float = 0.95) -
     high, low = np.sort(_scores("members", members)), np.sort(_scores("non-members", non_members))[::-1]
     _check(confidence)
     tail, n, k = (1 - confidence) / 4, len(low), np.arange(len(low))
-    below = (
-        np.searchsorted(betaincinv(k + 1, n - k, 1 - tail), fpr, side="right") - 1
-    )  # -1: no threshold is strict enough
+    # -1: no threshold is strict enough
+    below = np.searchsorted(betaincinv(k + 1, n - k, 1 - tail), fpr, side="right") - 1
     above = np.searchsorted(betaincinv(k + 1, n - k, tail), fpr, side="left")  # n: none is lenient enough
     certain = len(high) - np.searchsorted(high, low[np.maximum(below, 0)], side="right")
     possible = len(high) - np.searchsorted(high, low[np.minimum(above, n - 1)], side="left")

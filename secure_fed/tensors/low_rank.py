@@ -52,9 +52,7 @@ def truncated(matrix: Member, rank: int) -> Svd:
     vt = sign[:, None] * vt[:live]
     missing = rank - live
     return Svd(
-        pad(u[:, :live] * sign, (0, missing)),
-        pad(s[:live], (0, missing)),
-        torch.cat([vt, _complement(vt, missing)]),
+        pad(u[:, :live] * sign, (0, missing)), pad(s[:live], (0, missing)), torch.cat([vt, _complement(vt, missing)])
     )
 
 

@@ -160,8 +160,7 @@ class _StackedSum:
 
     def total(self) -> LowRank:
         stacked = LowRank(
-            torch.cat([part.left for part in self.parts], 1),
-            torch.cat([part.right for part in self.parts], 0),
+            torch.cat([part.left for part in self.parts], 1), torch.cat([part.right for part in self.parts], 0)
         )
         return recompressed(stacked)
 
@@ -235,8 +234,7 @@ class TrimmedSum:
         cut = min(math.ceil(self._share * self.count - _ROUNDING), (self.count - 1) // 2)
         found = {}
         for name, _ in self._layout.entries:
-            values = (
-                torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values
-            )  # (n, *shape)
+            # (n, *shape)
+            values = torch.stack([dense(one[name]) for one in self._kept]).to(torch.float32).sort(0).values
             found[name] = values[cut : self.count - cut].mean(0) * self.weight
         return Tensors(found)

@@ -53,9 +53,7 @@ def cells(row: Row, rows: Sequence[Row]) -> list[str]:
         row.name,
         row.method,
         *_in_order(
-            rows,
-            [_spread(row.accuracy, percent), common],
-            [_spread(row.metrics.get(name)) for name in measured(rows)],
+            rows, [_spread(row.accuracy, percent), common], [_spread(row.metrics.get(name)) for name in measured(rows)]
         ),
         *(size(count) for count in (row.bytes_up_round, row.bytes_down_round, row.bytes_up, row.bytes_down)),
         _reached(row),

@@ -368,10 +368,7 @@ class Batch(NamedTuple):
 
 
 def batches(
-    items: Sequence[Any],
-    batch_size: int,
-    collate: Callable[[list[Any]], Any],
-    rng: np.random.Generator | None,
+    items: Sequence[Any], batch_size: int, collate: Callable[[list[Any]], Any], rng: np.random.Generator | None
 ) -> Iterator[Batch]:
     """One pass over `items` in mini-batches of `batch_size`, one perhaps smaller; each item is in one.
 

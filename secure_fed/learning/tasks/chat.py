@@ -211,6 +211,11 @@ class ChatTemplate:
                 "to one of them"
             ).about("data.chat_template", "", "a template") from error
         source = _TODAY.sub(lambda asked: repr(TODAY.strftime(asked[2])), source)
+        if "strftime_now(" in source:
+            raise ModelError(
+                f"the chat template of {tokenizer.name_or_path!r} writes today's date in a format that it computes: set "
+                "data.chat_template to one in which the calls of strftime_now name their format"
+            ).about("data.chat_template", "", "a template with one date")
         made = cls(tokenizer, source, frozenset(), bool(_GENERATION.search(source)))
         written = source
         for probe in (*_PROBES, _OF_TOOLS):

@@ -301,6 +301,5 @@ def _most(tensor: Tensor) -> int:
 MOST = 2**25
 FEW = 2**17  # scores of a text, up to which nothing is saved
 _COMPARED = 4  # tokens
-_VOCABULARIES: WeakKeyDictionary[nn.Module, int] = (
-    WeakKeyDictionary()
-)  # V of models that can be taken apart, 0 of others
+# V of models that can be taken apart, 0 of others
+_VOCABULARIES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()

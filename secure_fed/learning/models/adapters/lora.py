@@ -85,11 +85,7 @@ class LoraAdapter:
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def peft_config(
-        self,
-        target_modules: str | Sequence[str],
-        *,
-        modules_to_save: Sequence[str] = (),
-        base_model: str | None = None,
+        self, target_modules: str | Sequence[str], *, modules_to_save: Sequence[str] = (), base_model: str | None = None
     ) -> LoraConfig:
         """The same adapter as a configuration of PEFT."""
         config = LoraConfig(
@@ -306,7 +302,7 @@ def _by_pattern(model: nn.Module, pattern: str, free: Mapping[str, nn.Module]) -
     else:
         try:
             chosen = {name for name in free if re.fullmatch(pattern, name)}
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             wrong = ConfigError(f"method.target_modules = {pattern!r} is not a regular expression: {error}")
             raise wrong.about("method.target_modules", pattern, "a regular expression") from error
     if not chosen:

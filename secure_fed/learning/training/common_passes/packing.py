@@ -90,10 +90,7 @@ class Room:
             tokens = int(np.clip(_TOKENS_TIMES_MATRIX / matrix, _LEAST, _MOST))
             rows, memory = 48, 2**25
             return cls(
-                tokens if public else max(tokens, _FEWEST),
-                max(1, min(rows, memory // max(1, numbers))),
-                4,
-                words=words,
+                tokens if public else max(tokens, _FEWEST), max(1, min(rows, memory // max(1, numbers))), 4, words=words
             )
         tokens, rows, memory = (_FILLED if public else 2**15), 2**12, 2**30
         if public:
