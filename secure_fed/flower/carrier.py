@@ -49,7 +49,7 @@ class CarrierError(SecureFedError):
 
 @dataclass(frozen=True)
 class GridCarrier:
-    """`deployment.coordinator.Carrier` over Flower."""
+    """`deployment.links.Carrier` over Flower."""
 
     grid: Grid
 

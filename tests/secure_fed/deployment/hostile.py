@@ -21,9 +21,9 @@ import numpy as np
 from protocols.keys import AgreementKey, Identity
 from protocols.wire import SIGNATURE, Advertise, Confirmations, Masked, Roster, Shares, Survivors
 from secure_fed.deployment import messages
-from secure_fed.deployment.coordinator import Links
 from secure_fed.deployment.envelope import ANSWER, Envelope, digest, sealed, unsealed
 from secure_fed.deployment.envelope import SIGNATURE as SEAL
+from secure_fed.deployment.links import Links
 from secure_fed.deployment.messages import Accepted
 from secure_fed.deployment.node import Node
 from secure_fed.errors import SecureFedError

@@ -14,7 +14,8 @@ from secure_fed import RunConfig
 from secure_fed.deployment import charter as charters
 from secure_fed.deployment import coordinator
 from secure_fed.deployment.charter import Charter
-from secure_fed.deployment.coordinator import agreed, may_count
+from secure_fed.deployment.coordinator import agreed
+from secure_fed.deployment.links import may_count
 from secure_fed.rounds.transport import Reply
 from secure_fed.tensors.tensors import Tensors
 from tests.secure_fed.deployment.hostile import SCRIPTS, VICTIM, Lying, Member, OnTheWay, found

@@ -11,9 +11,9 @@ import torch
 
 from protocols.keys import Identity
 from secure_fed.config import RunConfig
-from secure_fed.deployment import coordinator, messages
+from secure_fed.deployment import links, messages
 from secure_fed.deployment.charter import Charter, Member
-from secure_fed.deployment.coordinator import Links, Settings
+from secure_fed.deployment.coordinator import Settings
 from secure_fed.deployment.envelope import ANSWER, Envelope, digest, refusal, sealed, unsealed
 from secure_fed.methods.method import RoundPlan
 from secure_fed.rounds.transport import Reply, Request
@@ -101,15 +101,15 @@ def rounds(
 ) -> Took:
     """`count` rounds of one request. strangers: in every round another one connects, and gives no answer."""
     clock, said, answered = Clock(), list[str](), list[int]()
-    monkeypatch.setattr(coordinator, "time", clock)
+    monkeypatch.setattr(links, "time", clock)
     carrier = Slow(clock, lambda round_, node, kind, at: node >= 1000 or mute(round_, node, kind, at), late)
-    links = Links(carrier, CHARTER, COORDINATOR, DEADLINE, said.append)
+    reached = links.Links(carrier, CHARTER, COORDINATOR, DEADLINE, said.append)
     plan = RoundPlan((), (), ("only",))
     for number in range(1, count + 1):
         carrier.round, carrier.strangers = number, {1000 + number} if strangers else set()
-        assert links.await_members(range(MEMBERS), ENOUGH, Settings().wait)
+        assert reached.await_members(range(MEMBERS), ENOUGH, Settings().wait)
         asked = Request(number - 1, "only", plan, 0.1, Layout.of(CHANGE).digest, Tensors())
-        answered.append(len([*links.exchange(dict.fromkeys(range(MEMBERS), asked))]))
+        answered.append(len([*reached.exchange(dict.fromkeys(range(MEMBERS), asked))]))
     return Took(clock.now - 1000.0, answered, said)
 
 
@@ -128,7 +128,7 @@ def test_a_silent_member_costs_one_deadline_and_one_offer(monkeypatch: pytest.Mo
     found = rounds(100, silent, monkeypatch)
     assert found.answered == [4] + [3] * 99
     extra = found.seconds - whole.seconds
-    assert DEADLINE < extra < DEADLINE + 1.2 * coordinator._OFFER + 60, extra
+    assert DEADLINE < extra < DEADLINE + 1.2 * links._OFFER + 60, extra
     assert [line for line in found.said if "connected" not in line] == [
         "waiting for c0, c1, c2, c3: 3 of 4 are enough",
         "waiting for c3, at most 600 s in all",
@@ -201,7 +201,7 @@ def test_strangers_never_block(monkeypatch: pytest.MonkeyPatch, mute: Mute) -> N
     found = rounds(100, mute, monkeypatch, strangers=True)
     assert found.answered == alone.answered
     assert found.seconds - alone.seconds < 100 * 2.5, "polls, and no offer's time"
-    assert coordinator._OFFER > 20
+    assert links._OFFER > 20
 
 
 def test_a_node_that_loads_its_model_for_minutes_is_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
