@@ -1,9 +1,9 @@
 """An audit: all attacks from all vantage points on one run, and their comparison with the true members.
 
-Attacks get a `Case`; `judge` gets their scores and the coins. An attack is made from the weakest vantage point that allows it,
-and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one. Each 95 %
-interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found (`report.verdict`),
-hold for all findings on membership together. One attack is the main one, chosen without scores (`main_of`).
+Attacks get a `Case`; `evidence.figures` gets their scores and the coins. An attack is made from the weakest vantage point that
+allows it, and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one.
+Each 95 % interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found
+(`evidence.verdict`), hold for all findings on membership together. One attack is the main one, chosen without scores (`main_of`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Target, seen
 from attacks.adversary.shadows import SharedReferences
 from attacks.catalogue import ATTACKS, Attack, from_file
-from attacks.evidence import judge
+from attacks.evidence import figures
 from attacks.evidence.baseline import baseline
-from attacks.evidence.judge import accusations, clients, exposed
+from attacks.evidence.figures import accusations, clients, exposed
 from attacks.evidence.tradeoff import allowed, expected
+from attacks.evidence.verdict import levels, main_of
 from attacks.options import Say
 from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Curve, Expected, Verdict
 from attacks.report.display import Audited
 from attacks.report.sentences import verdict
-from attacks.report.verdict import levels, main_of
 from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.assembly import Assembly
 
@@ -189,7 +189,7 @@ def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
     return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")
 
 
-def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Settings) -> dict[AttackAt, judge.Judged]:
+def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Settings) -> dict[AttackAt, figures.Judged]:
     """All findings compared with the true members; findings on membership share the significance."""
     found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
     scored = [where for where, one in found.items() if one.scores is not None]
@@ -197,7 +197,7 @@ def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Setti
     result, members = target.result, target.assembly.audit_pool.members
     delta, releases = float(result.get("delta") or 0.0), result.get("releases") or None
     return {
-        where: judge.judged(
+        where: figures.judged(
             one,
             members,
             delta=delta,
@@ -214,7 +214,7 @@ def _cell(
     attack: Attack,
     vantage: str,
     made: Mapping[AttackAt, Made | str],
-    judged: Mapping[AttackAt, judge.Judged],
+    judged: Mapping[AttackAt, figures.Judged],
 ) -> Cell:
     """The cell of an attack and a vantage point: its own finding, or the nearest weaker adversary's."""
     order = list(VANTAGES)
@@ -232,7 +232,7 @@ def _cell(
     promised = accounted(target.result, vantage, target.assembly.audit_pool.of)
     limit = None if promised is None or target.assembly.audit_pool.kind != target.result.get("unit") else promised
     ceiling = None if limit is None else allowed(target.result, limit)
-    return judge.cell(attack.name, vantage, judged[at], found.seconds, promised, ceiling)
+    return figures.cell(attack.name, vantage, judged[at], found.seconds, promised, ceiling)
 
 
 def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:
@@ -256,7 +256,7 @@ def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> floa
     return None if terms.get("place") == "sum" else float(result["epsilon_participants"])
 
 
-def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, judge.Judged]) -> Expected | None:
+def _expected(target: Target, main: AttackAt | None, judged: Mapping[AttackAt, figures.Judged]) -> Expected | None:
     """The lower bound expected from the best possible attack in the main attack's place, if a guarantee covers it."""
     held, bound = target.assembly.audit_pool, judged[main].bound if main else None
     promised = accounted(target.result, main.vantage, held.of) if main else None

@@ -73,7 +73,7 @@ class Tail:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimate of epsilon, named after its assumption (`evidence.judge.estimates`). It proves nothing.
+    """An estimate of epsilon, named after its assumption (`evidence.figures.estimates`). It proves nothing.
 
     epsilon: a 95 % lower limit, if the assumption holds; point: the most likely epsilon.
     """
@@ -232,7 +232,7 @@ class RunBeside:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict (`report.verdict`): its level, all sentences, and those that come first."""
+    """The verdict (`evidence.verdict`): its level, all sentences, and those that come first."""
 
     level: Level
     text: str

@@ -420,9 +420,9 @@ def test_there_is_no_circle_among_rooms() -> None:
 @every(
     ("module", "source"),
     [
-        ("attacks.adversary.case", "from attacks.evidence.judge import judged"),
-        ("attacks.evidence.judge", "def f():\n    from attacks.texts import span"),
-        ("attacks.report.verdict", "import attacks.report.page"),
+        ("attacks.adversary.case", "from attacks.evidence.figures import judged"),
+        ("attacks.evidence.figures", "def f():\n    from attacks.texts import span"),
+        ("attacks.evidence.verdict", "import attacks.report.page"),
         ("privacy.accounting", "if TYPE_CHECKING:\n    from privacy.mechanisms import Mechanism"),
         ("protocols.graph", "from .wire import Roster"),
         ("protocols.scene", "from protocols.lies import ATTACKS"),

@@ -25,7 +25,7 @@ its (epsilon, delta) while the fitted Gaussian curve has a larger epsilon at tha
 never as a violation. Each of the two bounds alone holds at the whole significance.
 
 `clopper_pearson_epsilon` assumes independent units. Scores of one run share its noise and are not independent: the function is
-for one score from each of many runs, and no audit calls it. (`judge.independent` makes the same assumption where the law of
+for one score from each of many runs, and no audit calls it. (`figures.independent` makes the same assumption where the law of
 non-members is known, and calls its result an estimate.) Every choice of the best of several tests is corrected for.
 """
 

@@ -1,6 +1,5 @@
 """The report of an audit: the verdict in sentences, the table on a terminal, and the page.
 
-verdict   which findings are significant, which of these the guarantee covers, and the level that follows; the main attack
 sentences the verdict in words: the audit in one paragraph and in a headline, and recovered texts
 phrases   what all parts share: adversaries, units, marks, and numbers as limits
 curves    ROC curves and lower bounds, drawn

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from attacks.evidence.verdict import allows, contradicts, strongest
 from attacks.record import Audit, Cell, Curve, RunBeside
 from attacks.report.phrases import (
     NAMES,
@@ -22,7 +23,6 @@ from attacks.report.phrases import (
     promised,
     unit_one,
 )
-from attacks.report.verdict import allows, contradicts, strongest
 from secure_fed.report.formatting import MISSING, at_most, percent
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.markup import (

@@ -8,10 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from attacks.evidence.attempts import measured
+from attacks.evidence.verdict import mark
 from attacks.record import Audit, Cell, content
 from attacks.report.phrases import MARKS, NAMES, at_least, ends, estimates, promised, sides, units
 from attacks.report.sentences import headline, headline_in_capitals, how_to_read, untried
-from attacks.report.verdict import mark
 from secure_fed.report.formatting import number as shown
 from secure_fed.report.formatting import percent
 from secure_fed.report.markup import notebook_table

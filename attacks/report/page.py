@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from attacks.evidence.attempts import measured
+from attacks.evidence.verdict import allows, contradicts, in_short, level, looks, mark, ranks_hold_up, tail_holds_up
 from attacks.record import Audit, Cell, Exposed
 from attacks.report import curves, sweep
 from attacks.report.phrases import (
@@ -33,7 +34,6 @@ from attacks.report.phrases import (
     who,
 )
 from attacks.report.sentences import blunt, finding, headline, how_to_read, short, tried_by_name, untried
-from attacks.report.verdict import allows, contradicts, in_short, level, looks, mark, ranks_hold_up, tail_holds_up
 from secure_fed.report import markup
 from secure_fed.report.formatting import MISSING, at_most, counted, duration, listed, percent
 from secure_fed.report.formatting import number as shown

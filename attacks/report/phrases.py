@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 
 from attacks.evidence.baseline import SHUFFLES
+from attacks.evidence.verdict import CHANCE
 from attacks.record import Audit, Estimate, Interval
-from attacks.report.verdict import CHANCE
 from secure_fed.report.formatting import MISSING, at_most
 from secure_fed.report.formatting import number as shown
 from secure_fed.runs.guarantee import dummy_units

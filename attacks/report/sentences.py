@@ -10,6 +10,23 @@ from collections.abc import Sequence
 
 from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import BY_COHORT, Attempt, How, Named, attempts, best
+from attacks.evidence.verdict import (
+    CHANCE,
+    ENOUGH,
+    allows,
+    contradicts,
+    holds_up,
+    in_short,
+    level_of,
+    looks,
+    mark,
+    partly,
+    standing,
+    strongest,
+    tail_holds_up,
+    texts_named,
+    unnoticed,
+)
 from attacks.record import Audit, Cell, Level, Verdict
 from attacks.report.phrases import (
     NAMES,
@@ -28,23 +45,6 @@ from attacks.report.phrases import (
     unit_one,
     units,
     who,
-)
-from attacks.report.verdict import (
-    CHANCE,
-    ENOUGH,
-    allows,
-    contradicts,
-    holds_up,
-    in_short,
-    level_of,
-    looks,
-    mark,
-    partly,
-    standing,
-    strongest,
-    tail_holds_up,
-    texts_named,
-    unnoticed,
 )
 from secure_fed.report.formatting import at_most, counted, listed, percent
 from secure_fed.report.formatting import number as shown

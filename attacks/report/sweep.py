@@ -14,10 +14,10 @@ from pathlib import Path
 from attacks.adversary.case import VANTAGES
 from attacks.catalogue import ATTACKS
 from attacks.evidence.attempts import number
+from attacks.evidence.verdict import strongest
 from attacks.record import Audit, RunBeside, Tail, read
 from attacks.report import curves
 from attacks.report.phrases import at_least, ends
-from attacks.report.verdict import strongest
 from secure_fed.errors import RunDirectoryError
 from secure_fed.report import markup
 from secure_fed.report.formatting import at_most, listed, percent, rate

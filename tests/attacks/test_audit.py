@@ -20,7 +20,7 @@ from attacks.adversary.case import VANTAGES, Case, Settings, Target, seen, sums_
 from attacks.adversary.shadows import SharedReferences
 from attacks.audit import accounted, audited, chosen
 from attacks.catalogue import ATTACKS
-from attacks.evidence.judge import accusations, exposed
+from attacks.evidence.figures import accusations, exposed
 from attacks.record import Accusation
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian

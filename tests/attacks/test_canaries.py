@@ -19,9 +19,9 @@ from attacks.adversary.case import Case, Inapplicable, Seen, Settings, sums_of
 from attacks.adversary.null import drawn_tails, refuted, sphere_tails
 from attacks.adversary.steps import releases, spaced
 from attacks.canary_likelihood import likelihood
-from attacks.evidence import judge
+from attacks.evidence import figures
 from attacks.evidence.bounds import lower_bound
-from attacks.evidence.judge import independent
+from attacks.evidence.figures import independent
 from secure_fed.learning.training.canary_directions import direction
 from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Layout, Tensors
@@ -201,17 +201,17 @@ def test_rates_that_few_held_out_cannot_show_are_known_from_the_law() -> None:
     """Sixty or so on either side: against each other 1 % is refused; against the law it is not, and nothing leans on them."""
     case, _ = canaried.case(DRAWN, CLIENTS)
     found, members = canary_likelihood.run(case, Settings()), case.assembly.audit_pool.members
-    told: Any = judge.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=3)
+    told: Any = figures.judged(found, members, delta=1e-3, significance=0.05, seed=0, releases=3)
     assert told.null == "known"
     assert found.null is not None
     rates = told.ranking.at
     assert all(at is not None and at.fpr.value == rate for rate, at in rates.items())
     assert told.ranking.auc == pytest.approx(1 - float(found.null.tails[members].mean()))
     assert [one.name for one in told.estimates] == ["independent", "sampled_gaussian"]
-    refused: Any = judge.judged(replace(found, null=None), members, delta=1e-3, significance=0.05, seed=0)
+    refused: Any = figures.judged(replace(found, null=None), members, delta=1e-3, significance=0.05, seed=0)
     assert set(refused.ranking.at.values()) == {None}
     wrong = replace(found, null=replace(found.null, tails=np.square(found.null.tails)))
-    given_up = judge.judged(wrong, members, delta=1e-3, significance=0.05, seed=0)
+    given_up = figures.judged(wrong, members, delta=1e-3, significance=0.05, seed=0)
     assert (given_up.null, given_up.estimates, given_up.ranking) == ("refuted", (), refused.ranking)
 
 
@@ -299,7 +299,7 @@ def test_figures_against_the_law_are_those_against_ever_more_non_members() -> No
     rng = np.random.default_rng(0)
     members, others = rng.normal(0.8, 1, 150), rng.normal(size=200_000)
     tails = stats.norm.sf(members)
-    found = judge.rank_by_law(tails, 40)
+    found = figures.rank_by_law(tails, 40)
     assert found.auc == pytest.approx((members[:, None] > others[None, :2000]).mean(), abs=0.01)
     assert found.auc == pytest.approx(float(np.mean(stats.norm.cdf(members))))
     at = found.at[0.001]
@@ -307,7 +307,7 @@ def test_figures_against_the_law_are_those_against_ever_more_non_members() -> No
     assert at.tpr.value == pytest.approx(float(np.mean(members >= stats.norm.isf(0.001))))
     assert (at.fpr.low, at.fpr.high) == (0.001, 0.001)
     assert found.auc_interval[0] < found.auc < found.auc_interval[1]
-    lines = judge.curve_by_law(tails)
+    lines = figures.curve_by_law(tails)
     assert all(lines[name] == sorted(lines[name]) for name in ("fpr", "tpr"))
     assert (lines["fpr"][0], lines["tpr"][0], lines["fpr"][-1], lines["tpr"][-1]) == (0, 0, 1, 1)
     assert all(low <= rate <= high for low, rate, high in zip(lines["low"], lines["tpr"], lines["high"], strict=True))

@@ -22,13 +22,13 @@ from attacks.adversary.case import Seen, Settings
 from attacks.catalogue import ATTACKS, from_file
 from attacks.cli import SUBCOMMANDS, with_subcommand
 from attacks.command import REFERENCES, affordable, main, side_by_side, written
+from attacks.evidence.verdict import main_of
 from attacks.inference.share import CLIENTS
 from attacks.options import ABOVE_LIMIT, CANNOT_TELL
 from attacks.record import AttackAt
 from attacks.report import curves
 from attacks.report.display import Audited
 from attacks.report.sweep import sentence, swept
-from attacks.report.verdict import main_of
 from secure_fed.commands import cli
 from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.store import locked

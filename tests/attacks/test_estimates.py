@@ -14,7 +14,7 @@ from scipy import stats
 from attacks.adversary.null import Null
 from attacks.evidence import tradeoff
 from attacks.evidence.bounds import lower_bound
-from attacks.evidence.judge import SHARES, estimates, independent, log_likelihood, shift_of
+from attacks.evidence.figures import SHARES, estimates, independent, log_likelihood, shift_of
 from attacks.evidence.tradeoff import Gaussian, allowed, area, expected, rate, same_epsilon, sampled_gaussian
 from privacy import accounting
 from tests.attacks.test_bounds import within

@@ -18,7 +18,7 @@ from attacks.adversary import steps
 from attacks.adversary.case import Case, Settings
 from attacks.adversary.null import Floats, refuted
 from attacks.adversary.steps import releases, weights_of
-from attacks.evidence import judge
+from attacks.evidence import figures
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import pairs
 from secure_fed.tensors.tensors import Tensors
@@ -189,7 +189,7 @@ def test_the_estimate_is_that_of_one_gaussian() -> None:
     case = case_of()
     found: Any = canary_cosine.run(case, Settings())
     assert not refuted(found.null.tails[~case.assembly.audit_pool.members])
-    told = judge.judged(found, case.assembly.audit_pool.members, delta=1e-3, significance=0.05, seed=0, releases=6)
+    told = figures.judged(found, case.assembly.audit_pool.members, delta=1e-3, significance=0.05, seed=0, releases=6)
     estimate: Any = {one.name: one for one in told.estimates}["sampled_gaussian"]
     accounted = 5.98  # of a Gaussian with z = 0.6 at delta 1e-3
     assert 0.3 * accounted < estimate.point

@@ -15,10 +15,10 @@ import pytest
 
 from attacks import record
 from attacks.adversary.case import VANTAGES
-from attacks.evidence import judge
+from attacks.evidence import figures
+from attacks.evidence import verdict as decided
+from attacks.evidence.verdict import level, main_of
 from attacks.record import AttackAt
-from attacks.report import verdict as decided
-from attacks.report.verdict import level, main_of
 from secure_fed.runs import roc
 from tests.attacks import samples
 from tests.attacks.samples import DUMMIES, FAILED, REPLACED, audit_of, cell, verdict
@@ -323,7 +323,7 @@ def test_which_attack_is_the_main_one_follows_from_what_was_made() -> None:
 def test_against_a_known_law_few_members_suffice_and_a_silent_model_is_called_found_as_seldom() -> None:
     random, found = np.random.default_rng(2), 0
     for _ in range(300):
-        ranking = roc.to_dict(judge.rank_by_law(random.random(40), 30))
+        ranking = roc.to_dict(figures.rank_by_law(random.random(40), 30))
         found += judged({**ranking, "null": "known"}) != "none_found"
     assert found <= 24
     tail = {"tpr": 0.1, "tpr_interval": [0.04, 0.2], "fpr": 0.001, "fpr_interval": [0.001, 0.001]}
