@@ -3,7 +3,8 @@
 Attacks get a `Case`; `evidence.figures` gets their scores and the coins. An attack is made from the weakest vantage point that
 allows it, and again from stronger ones that show it more. The vantage points in between repeat the figures of the weaker one.
 Each 95 % interval of an AUC or rate holds by itself. Lower bounds, and the decision that something was found
-(`evidence.verdict`), hold for all findings on membership together. One attack is the main one, chosen without scores (`main_of`).
+(`evidence.verdict`), hold for all findings on membership together. One attack is the main one, chosen without scores
+(`main_of`).
 """
 
 from __future__ import annotations
