@@ -244,6 +244,5 @@ interrupted it:
 
     secure-fed flower run .
 
-Only this file and pyproject.toml are sent to the nodes. A setting of pyproject.toml changes for one run by
-`--run-config 'deadline=60'`.
+Only this file and pyproject.toml are sent to the nodes. The settings of a run, such as its deadline, are in pyproject.toml.
 """
