@@ -84,7 +84,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip `gpu` tests where torch sees no CUDA device: the one reason to skip that this suite has."""
+    """Skip `gpu` tests where torch sees no CUDA device."""
     if item.get_closest_marker("gpu") is not None:
         import torch
 
