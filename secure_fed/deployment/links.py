@@ -26,6 +26,7 @@ _AGAIN = 60.0  # seconds until a node that refused the charter gets it again: it
 _MOST_EXAMPLES = 1e9  # of a member whose card declares no number; a far larger weight would overflow the sum
 _PAUSE = 1.0  # seconds between two checks for reachable members
 _GOODBYE = 30.0  # seconds
+_FAILURES = ("NotSent", "NoAnswer", "Unreadable")  # of a carrier
 
 
 class Carrier(Protocol):
@@ -133,8 +134,8 @@ class Links:
         """As the carrier's `exchange` until the deadline, and a request whose answer is late is sent once more.
 
         Late is an answer after twice the time in which half of the nodes answered, and at least a quarter of the deadline: slow
-        nodes get few requests twice. A node gives the same answer again, so a member whose answer was lost stays in the sum. A
-        report of an intermediary ends the wait for a node only if no other request to it is under way.
+        nodes get few requests twice. A node gives the same answer again, so a member whose answer was lost stays in the sum. If
+        one of two requests fails on its way, the other is waited for; that a node is gone, or was started anew, is an answer.
         """
         waiting, begun, late, under_way = dict(asked), time.monotonic(), math.inf, Counter(asked.keys())
         streams = [self.carrier.exchange(asked, self.deadline)]
@@ -152,7 +153,7 @@ class Links:
                         break
                     node, envelope = found
                     under_way[node] -= 1
-                    if (SIGNATURE in envelope.arrays or not under_way[node]) and waiting.pop(node, None) is not None:
+                    if (not under_way[node] or not _failed(envelope)) and waiting.pop(node, None) is not None:
                         yield found
                 else:
                     streams.remove(stream)
@@ -291,6 +292,17 @@ class Links:
         """The names of these members, of many the first ones."""
         names = [self.charter.members[member].name for member in sorted(members)]
         return ", ".join(names[:8]) + (f" and {len(names) - 8} others" if names[8:] else "")
+
+
+def _failed(envelope: Envelope) -> bool:
+    """Whether a request or its answer failed on its way, by the word of whoever carries them."""
+    if SIGNATURE in envelope.arrays:
+        return False
+    try:
+        found = messages.decode(envelope)
+    except SecureFedError:
+        return True
+    return isinstance(found, Refusal) and found.error in _FAILURES
 
 
 def fits(answer: Any, asked: Any) -> bool:

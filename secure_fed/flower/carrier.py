@@ -40,7 +40,7 @@ _SENTENCES = {  # by Flower's codes; other texts came from the node, and are not
     7: "the node's owner admits only apps signed by its trusted entities, and this one is not",
     8: "the node's app was killed or crashed",
 }
-_EXPIRED = (3, 4)
+_EXPIRED, _GONE = (3, 4), 5
 
 
 class CarrierError(SecureFedError):
@@ -102,7 +102,8 @@ class GridCarrier:
                 code = found.error.code
                 if code in _EXPIRED and time.monotonic() >= until:
                     return None
-                return refusal("NoAnswer", _SENTENCES.get(code, f"Flower reports the error {code!r:.20}"))
+                kind = "NotConnected" if code == _GONE else "NoAnswer"
+                return refusal(kind, _SENTENCES.get(code, f"Flower reports the error {code!r:.20}"))
             return unpacked(found.content)
         except SecureFedError as error:
             return refusal(type(error).__name__, str(error))

@@ -158,7 +158,7 @@ def test_a_lost_answer_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_slow_member_is_not_asked_again_and_a_request_that_fails_costs_it_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sent = list[int]()
+    sent, error = list[int](), "NotSent"
 
     def exchange(self: Slow, envelopes: Mapping[int, Envelope], seconds: float) -> Iterator[Any]:
         if {messages.kind(one) for one in envelopes.values()} == {"offer"}:
@@ -166,7 +166,7 @@ def test_a_slow_member_is_not_asked_again_and_a_request_that_fails_costs_it_noth
             return
         sent.extend(envelopes)
         if sent.count(103) == 2:
-            yield 103, refusal("NotSent", "the SuperLink did not take the message")
+            yield 103, refusal(error, "by the carrier's word")
         else:
             yield from passed(self, envelopes, seconds)
 
@@ -177,6 +177,11 @@ def test_a_slow_member_is_not_asked_again_and_a_request_that_fails_costs_it_noth
     sent.clear()
     found = rounds(1, nobody, monkeypatch, late={103: 200.0})
     assert (found.answered, sent.count(103)) == ([4], 2)
+    sent.clear()
+    error = "NotConnected"
+    found = rounds(1, nobody, monkeypatch, late={103: 900.0})
+    assert (found.answered, found.said[-1]) == ([3], "c3 refuses: by the carrier's word")
+    assert found.seconds < DEADLINE / 4 + 3 * ANSWERS_IN, "and no deadline"
 
 
 def test_a_member_that_comes_back_takes_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
