@@ -208,7 +208,8 @@ def page(found: list[dict[str, Any]]) -> str:
         some = [line for line in found if mode(line) == name]
         for nodes in MORE if len({line["nodes"] for line in some}) > 1 else ():
             more.append([nodes, name, *(f"{beyond(some, nodes, of):.0f}" for of in EXTRAPOLATED.values())])
-    return f"{table(head, rows)}\n\nExtrapolated:\n\n{table(['nodes', 'masks', *EXTRAPOLATED], more)}"
+    beyond_measured = f"\n\nExtrapolated:\n\n{table(['nodes', 'masks', *EXTRAPOLATED], more)}" if more else ""
+    return table(head, rows) + beyond_measured
 
 
 EXTRAPOLATED: dict[str, Callable[[dict[str, Any]], float]] = {
