@@ -157,7 +157,6 @@ def measured(nodes: int, rounds: int, active: bool, database: str) -> dict[str, 
             "lost": [one["lost"] for one in rounds_made if "lost" in one], "up": up, "down": down, "MiB": sampler.most,
             "CPU": {kind: sampler.seconds(kind) for kind in KINDS}, "idle": idle,
             "refused": superlink.count('/v1/fleet/push-messages HTTP/1.1" 500'),
-            "again": said.read_text().count("did not answer"),
             "epsilon": json.loads((party.folder / "run" / "result.json").read_text())["epsilon"],
             "one process": json.loads(alone), "machine": machine("torch", "flwr"),
         }  # fmt: skip

@@ -160,7 +160,7 @@ SAYS = {
     "audit_any_model.py": ["LEAK", "report:"],
     "audit_a_run.py": [
         *(r"\Aaccuracy", "lira by outsider", "update_score by server", "regression by server"),
-        "A leak was found, and no guarantee covers it. A server that sees every single update",
+        "A leak was found, and no guarantee covers it. The server without masks .* that guesses which of two texts",
     ],
     "lying_server.py": [r"\Aof 8 notes, [678] ", r"^labels: \[", r"^plain +traps +10 of", r"^with noise +traps +0 of"],
 }

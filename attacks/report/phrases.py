@@ -49,9 +49,9 @@ _ONE = {
     "person": "one person's examples at a client",
 }
 _GUESS = {
-    "client": "and guesses which of two clients' data were used in the training",
-    "example": "and guesses which of two texts was trained on",
-    "person": "and guesses which of two persons' texts were trained on",
+    "client": "guesses which of two clients' data were used in the training",
+    "example": "guesses which of two texts was trained on",
+    "person": "guesses which of two persons' texts were trained on",
 }
 
 
@@ -91,7 +91,7 @@ def members(audit: Audit) -> str:
 def guess(audit: Audit) -> str:
     """The guess whose rate of right answers is the AUC."""
     if audit.dummies:
-        return f"and guesses which of two {units(audit)} contributed"
+        return f"guesses which of two {units(audit)} contributed"
     return _GUESS.get(audit.audited_unit, _GUESS["example"])
 
 

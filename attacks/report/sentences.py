@@ -344,7 +344,8 @@ def _found_by(audit: Audit, wanted: str) -> str:
 
 def _found(audit: Audit, cell: Cell) -> str:
     """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
-    sentence = f"{who(audit, cell.vantage)} {guess(audit)} is right in {hundred(cell.auc)} of 100 cases; a guess at"
+    guesser = f"{who(audit, cell.vantage)} {'and' if cell.vantage == 'outsider' else 'that'} {guess(audit)}"
+    sentence = f"{guesser} is right in {hundred(cell.auc)} of 100 cases; a guess at"
     sentence += " random is right in 50"
     if cell.auc_interval is not None:
         low, high = cell.auc_interval

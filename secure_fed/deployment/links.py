@@ -131,7 +131,7 @@ class Links:
                 self._node.pop(member, None)
 
     def _sent(self, asked: Mapping[int, Envelope]) -> Iterator[tuple[int, Envelope] | None]:
-        """As the carrier's `exchange` until the deadline, and a request whose answer is late is sent once more.
+        """The answers of the carrier's `exchange` until the deadline; a request whose answer is late is sent once more.
 
         Late is an answer after twice the time in which half of the nodes answered, and at least a quarter of the deadline: slow
         nodes get few requests twice. A node gives the same answer again, so a member whose answer was lost stays in the sum. If

@@ -266,6 +266,20 @@ def test_an_answer_that_was_lost_is_given_again(tmp_path: Path, more: Any) -> No
     assert sorted(trained) == [0, 1, 2, 3]
 
 
+def test_an_answer_in_one_federation_is_given_in_no_other(tmp_path: Path) -> None:
+    """A second federation has the same request, to the byte: the node trains for it, and is charged there."""
+    party, trained = deployed(tmp_path, ONE_ROUND), list[int]()
+    party.conduct()
+    node, other = party.carrier.nodes_[100], replace(party.charter, run="another")
+    asked = [messages.decode(unsealed(one)) for number, one, _ in party.carrier.seen if number == 100]
+    request = next(one for one in asked if isinstance(one, Request))
+    party.told(node)
+    party.told(node, charter=other)
+    with patch.object(Client, "_train", lambda self, *_: trained.append(self.index)):
+        party.told(node, request, charter=other)
+    assert trained == [0]
+
+
 FEDARA = {"method": {"name": "fedara", "rank": 4, "final_rank": 1, "target_modules": ["query"]}}
 
 
