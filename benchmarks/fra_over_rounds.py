@@ -46,7 +46,7 @@ from torch import Tensor
 from privacy import accounting, correlation
 from privacy.correlation import INDEPENDENT, Correlation
 from privacy.denoise import visible
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.tensors.low_rank import balanced, denoised, tangent, truncated
 from secure_fed.tensors.tensors import LowRank
 

@@ -86,7 +86,7 @@ def in_a_process(clients: int, unit: str, cohort: int = 100) -> dict[str, float]
 def drawing(clients: int) -> float:
     """Seconds to draw about a hundred clients by secret coins, the least of five."""
     from privacy.entropy import SystemEntropy
-    from privacy.sampling_and_turns import Poisson
+    from privacy.participation import Poisson
 
     stream, sampler = SystemEntropy().stream("cohort"), Poisson(clients, min(1.0, 100 / clients))
     return min(timed(lambda: sampler.draw(stream.uniform))() for _ in range(5))

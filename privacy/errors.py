@@ -5,7 +5,7 @@ PrivacyError             1
 ├── LedgerError          2   a ledger that is damaged, tampered with, foreign or unreadable
 ├── BudgetExhausted      3   the request does not fit the remaining budget
 ├── TurnPassed           1   a round of a public order that cannot be made
-├── NotYourTurn          1   a client's refusal of a round outside its turns (`sampling_and_turns`)
+├── NotYourTurn          1   a client's refusal of a round outside its turns (`participation`)
 └── ForkError            1   a secret stream in another process than the one that made it (`entropy`)
 """
 

@@ -17,8 +17,8 @@ from privacy import accounting
 from privacy.accounting import Release
 from privacy.correlation import best
 from privacy.errors import PlanError
+from privacy.participation import FixedSize, Poisson, PublicOrder
 from privacy.plan import Plan, Target, for_contributions, for_shares, for_sums, for_turns
-from privacy.sampling_and_turns import FixedSize, Poisson, PublicOrder
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 
 Outlook = Literal["long", "hard", "fine"]

@@ -27,7 +27,7 @@ from privacy.correlation import INDEPENDENT, Correlation
 from privacy.errors import BudgetExhausted, PlanError
 from privacy.filters import Cost
 from privacy.mechanisms import Gaussian, Mechanism
-from privacy.sampling_and_turns import PublicOrder, Sampler
+from privacy.participation import PublicOrder, Sampler
 
 Sampled = Callable[[float], Release]  # one release at a noise multiplier
 Made = Callable[[float], Mechanism]  # makes a mechanism from a noise multiplier

@@ -57,7 +57,7 @@ def test_the_probe_sees_what_was_loaded() -> None:
 
 
 def test_packages_ledgers_and_curves_load_nothing_heavy_and_the_public_names_are_listed_without() -> None:
-    of_ledgers = ("ledger", "ledger_file", "book", "filters", "statement", "errors", "entropy", "sampling_and_turns")
+    of_ledgers = ("ledger", "ledger_file", "book", "filters", "statement", "errors", "entropy", "participation")
     names = "import secure_fed; assert {'Federation', 'RunConfig'} <= set(dir(secure_fed))"
     packages = [
         *("secure_fed", "privacy", "protocols", "attacks", "secure_fed.runs.roc"),

@@ -130,7 +130,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("runs.assembly", "runs.directory"),
         ("runs.budget", "runs.evaluation", "runs.membership", "runs.noise_key", "runs.recording", "runs.store"),
         ("runs.guarantee",),
-        ("runs.dry_run", "runs.probe", "runs.result"),
+        ("runs.dry_run", "runs.hopeless", "runs.result"),
         ("runs.run",),
         ("export", "own_loop", "report"),
         ("federation", "deployment", "private"),
@@ -141,7 +141,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors",),
         ("denoise", "entropy", "filters", "ledger_file", "statement"),
         ("accounting", "book"),
-        ("ledger", "mechanisms", "sampling_and_turns"),
+        ("ledger", "mechanisms", "participation"),
         ("correlation", "distributed"),
         ("plan",),
         ("composition", "forecast"),
@@ -324,9 +324,9 @@ def test_the_packages_keep_the_rules() -> None:
 
 PLANTED = [
     ("privacy", "privacy.mechanisms", "from secure_fed.tensors.tensors import Tensors"),
-    ("privacy", "privacy.sampling_and_turns", "import transformers"),
+    ("privacy", "privacy.participation", "import transformers"),
     ("protocols", "protocols.masking", "import torch"),
-    ("protocols", "protocols.server", "def total():\n    from privacy import sampling_and_turns"),
+    ("protocols", "protocols.server", "def total():\n    from privacy import participation"),
     ("rig", "protocols.client", "from protocols.scene import Scene"),
     ("rig", "secure_fed.rounds.masked.server", "def play():\n    from protocols import simulate"),
     ("one process", "protocols.server", "from protocols.workers import Workers"),
@@ -357,7 +357,7 @@ def test_every_rule_has_a_planted_violation() -> None:
 @every(
     ("module", "source"),
     [
-        ("privacy.mechanisms", "import math\nimport numpy as np\nfrom privacy.sampling_and_turns import poisson"),
+        ("privacy.mechanisms", "import math\nimport numpy as np\nfrom privacy.participation import poisson"),
         ("protocols.keys", "from __future__ import annotations\nfrom cryptography.hazmat import primitives"),
         ("protocols.client", "from . import keys\nfrom .wire import Shares"),
         ("secure_fed.rounds.server", "from privacy.mechanisms import NoMechanism\nimport protocols.server"),

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from attacks.adversary.case import Case, Inapplicable
 from attacks.adversary.null import Floats
-from privacy.sampling_and_turns import PublicOrder
+from privacy.participation import PublicOrder
 from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.models.adapters.lora import pairs, scaling_of
 from secure_fed.learning.training.common_passes.step_gradients import example_gradients

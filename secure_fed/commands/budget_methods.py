@@ -22,7 +22,7 @@ from secure_fed.methods.counted import classes_of
 from secure_fed.methods.method import Method, State
 from secure_fed.rounds.open_settings import reached, unsteady
 from secure_fed.runs.assembly import assemble
-from secure_fed.runs.probe import probe
+from secure_fed.runs.hopeless import probe
 
 if TYPE_CHECKING:
     from privacy.forecast import Setting
@@ -34,7 +34,7 @@ class Space:
     """The number of a method's noised entries, the best way to add noise, and its harm.
 
     longer_below: with smaller cohorts the noise is longer than the distance that the model can move. noise_alone: the figures
-    of the probe (`runs.probe`); None without the model's weights.
+    of the probe (`runs.hopeless`); None without the model's weights.
     """
 
     method: str

@@ -61,7 +61,7 @@ from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.budget import require_made
 from secure_fed.runs.directory import CONFIG
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.probe import probe, require_worth
+from secure_fed.runs.hopeless import probe, require_worth
 from secure_fed.runs.run import Result, run
 
 

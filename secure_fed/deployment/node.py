@@ -24,7 +24,7 @@ from typing import Any
 
 from privacy.entropy import Entropy
 from privacy.errors import BudgetExhausted, LedgerError, PrivacyError
-from privacy.sampling_and_turns import Attendance, NotYourTurn, PublicOrder
+from privacy.participation import Attendance, NotYourTurn, PublicOrder
 from protocols import errors as protocol
 from protocols.client import OneClient
 from protocols.record import OnDisk

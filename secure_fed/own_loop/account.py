@@ -18,8 +18,8 @@ from weakref import finalize
 
 from privacy import accounting
 from privacy.errors import BudgetExhausted, LedgerError
+from privacy.participation import Poisson
 from privacy.plan import Plan, Target, for_gradients
-from privacy.sampling_and_turns import Poisson
 from privacy.statement import NOT_COVERED, READER, Statement
 from secure_fed.config import PrivacyConfig
 from secure_fed.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 import numpy as np
 import torch
 
-from privacy.sampling_and_turns import Attendance
+from privacy.participation import Attendance
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.tasks.task import Collate

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from privacy.sampling_and_turns import FixedSize, Poisson, PublicOrder, Sampler
+from privacy.participation import FixedSize, Poisson, PublicOrder, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 

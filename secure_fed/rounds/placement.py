@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from privacy.correlation import INDEPENDENT, Correlation, best, square_root
 from privacy.mechanisms import AdaptiveGaussian, Gaussian
-from privacy.sampling_and_turns import PublicOrder, Sampler
+from privacy.participation import PublicOrder, Sampler
 from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError

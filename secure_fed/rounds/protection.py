@@ -24,7 +24,7 @@ from privacy.correlation import INDEPENDENT, CorrelatedRows, Correlation
 from privacy.entropy import Entropy, Floats, SystemEntropy
 from privacy.errors import PrivacyError
 from privacy.mechanisms import Mechanism, Named, NoMechanism
-from privacy.sampling_and_turns import FixedSize, Sampler
+from privacy.participation import FixedSize, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig, own_files
 from secure_fed.config.checks import require_small_delta

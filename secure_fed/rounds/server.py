@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privacy.sampling_and_turns import Sampler, Uniform
+from privacy.participation import Sampler, Uniform
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.methods.method import FromSums, Method, Reporting, RoundPlan, Shrinking, State
 from secure_fed.rounds.protection import Protection

@@ -18,7 +18,7 @@ import numpy as np
 
 from privacy.entropy import Entropy
 from privacy.mechanisms import Mechanism
-from privacy.sampling_and_turns import Attendance, PublicOrder, Sampler
+from privacy.participation import Attendance, PublicOrder, Sampler
 from secure_fed.activity import activity
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError

@@ -8,7 +8,7 @@
 All of them take their words from `statement_of`, which puts together a `privacy.statement.Statement`: what is protected, how
 participants are chosen, who adds the noise, who is trusted, and what is not covered. The protection by masks depends on two
 assumptions, which every sentence on trust names: whether the server follows the protocol, and how many clients collude with it.
-The functions `noise_...` put the figures of a run's probe (`runs/probe.py`) into words, for refusals, progress, reports and
+The functions `noise_...` put the figures of a run's probe (`runs/hopeless.py`) into words, for refusals, progress, reports and
 model cards.
 
 Needs no torch, so that a report starts at once.
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privacy.sampling_and_turns import PublicOrder
+from privacy.participation import PublicOrder
 from privacy.statement import NOT_COVERED, Statement
 from secure_fed.config import RunConfig, SecureAggregationConfig
 from secure_fed.learning.data.holdout import HELD_OUT

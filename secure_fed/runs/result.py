@@ -72,7 +72,7 @@ def summary(
 ) -> dict[str, Any]:
     """The run in one flat object; `metrics` has the task's remaining metrics.
 
-    ended_early: the reason if the run ended before its last round. noise_alone: the figures of the probe (`runs.probe`).
+    ended_early: the reason if the run ended before its last round. noise_alone: the figures of the probe (`runs.hopeless`).
     """
     config, last = assembly.config, records[-1] if records else {}
     plan = assembly.method.plan(assembly.initial)

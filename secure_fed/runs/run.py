@@ -26,8 +26,8 @@ from secure_fed.runs.assembly import Assembly
 from secure_fed.runs.budget import RunBudget, Subject, cost_in_words, opened, require_room
 from secure_fed.runs.directory import ATTENDANCE, CONFIG, FACTS, made_private, private_part, read_facts, require_unused
 from secure_fed.runs.evaluation import best, evaluated, require_measured, stalled
+from secure_fed.runs.hopeless import probe, require_worth
 from secure_fed.runs.noise_key import erase, opened_noise
-from secure_fed.runs.probe import probe, require_worth
 from secure_fed.runs.recording import Recorder
 from secure_fed.runs.result import now, origin, summary, versions
 from secure_fed.runs.store import (

@@ -30,7 +30,7 @@ from torch import Tensor
 from privacy import accounting
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 
 Scores = NDArray[np.float64]
 

@@ -18,8 +18,8 @@ from privacy import accounting, composition
 from privacy.composition import LAWS, ORDERS, Law, group_epsilon, group_epsilon_by_curve, largest, of_plan, together
 from privacy.correlation import square_root
 from privacy.errors import PlanError
+from privacy.participation import Poisson, PublicOrder
 from privacy.plan import Plan, Target, for_contributions, for_gradients, for_shares, for_sums, for_turns
-from privacy.sampling_and_turns import Poisson, PublicOrder
 from tests.cells import every
 
 DELTAS = (1e-3, 1e-5, 1e-9)

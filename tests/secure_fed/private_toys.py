@@ -12,7 +12,7 @@ from torch import Tensor
 
 from privacy.entropy import Entropy, SeededEntropy
 from privacy.ledger import Ledger
-from privacy.sampling_and_turns import Poisson, Uniform
+from privacy.participation import Poisson, Uniform
 from secure_fed.federation import Federation
 from secure_fed.methods.method import State
 from secure_fed.rounds.engine import run_round

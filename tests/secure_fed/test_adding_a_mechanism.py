@@ -22,8 +22,8 @@ from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError
 from privacy.ledger import Ledger
 from privacy.mechanisms import Gaussian, Mechanism
+from privacy.participation import FixedSize, Poisson
 from privacy.plan import Target, for_sums
-from privacy.sampling_and_turns import FixedSize, Poisson
 from secure_fed import RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.federation import Federation

@@ -21,7 +21,7 @@ from scipy.stats import mannwhitneyu, norm
 from privacy.correlation import Correlation, square_root
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import COUNTER
-from privacy.sampling_and_turns import FixedSize
+from privacy.participation import FixedSize
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from privacy.sampling_and_turns import FixedSize, Poisson, Uniform
+from privacy.participation import FixedSize, Poisson, Uniform
 from secure_fed.errors import MethodError, TrainingError
 from secure_fed.learning.training.local import Trained
 from secure_fed.methods.method import State

@@ -16,8 +16,8 @@ from torch import Tensor
 from privacy import accounting
 from privacy.entropy import SeededEntropy
 from privacy.mechanisms import COUNTER
+from privacy.participation import Poisson
 from privacy.plan import Plan
-from privacy.sampling_and_turns import Poisson
 from secure_fed.runs.store import read_checkpoint
 from tests.cells import chosen
 from tests.secure_fed import private_toys, toys

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
 from privacy.mechanisms import Gaussian, Mechanism
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.common_passes import trainings

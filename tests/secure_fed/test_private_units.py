@@ -20,7 +20,7 @@ import torch
 
 from privacy import accounting
 from privacy.entropy import SeededEntropy, Stream, SystemEntropy
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.errors import DataError, MethodError
 from secure_fed.federation import Federation
 from secure_fed.rounds.client import Client

@@ -17,8 +17,8 @@ from privacy import accounting
 from privacy.errors import BudgetExhausted, PrivacyError
 from privacy.filters import Cost
 from privacy.mechanisms import AdaptiveGaussian, Gaussian, NoMechanism
+from privacy.participation import FixedSize, Poisson
 from privacy.plan import Target, for_contributions, for_gradients, for_sums, usual_participations
-from privacy.sampling_and_turns import FixedSize, Poisson
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import Card
 from secure_fed.rounds.cohort import cohort_sampler

@@ -20,7 +20,7 @@ from privacy.correlation import square_root
 from privacy.errors import BudgetExhausted, TurnPassed
 from privacy.ledger import Account, Ledger
 from privacy.mechanisms import Gaussian
-from privacy.sampling_and_turns import NotYourTurn, PublicOrder
+from privacy.participation import NotYourTurn, PublicOrder
 from protocols.errors import Tampering
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation

@@ -18,8 +18,8 @@ from unittest.mock import MagicMock
 import pytest
 
 import secure_fed
+from privacy.participation import Poisson
 from privacy.plan import Target, for_sums
-from privacy.sampling_and_turns import Poisson
 from secure_fed.errors import ConfigError
 from secure_fed.methods.method import State
 from secure_fed.report import progress as shown

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from privacy.sampling_and_turns import FixedSize, Sampler
+from privacy.participation import FixedSize, Sampler
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.methods.averaged import moved, next_state

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from privacy.entropy import Stream
 from privacy.mechanisms import Mechanism
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Batch, batches

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from privacy.errors import PlanError
-from privacy.sampling_and_turns import PublicOrder
+from privacy.participation import PublicOrder
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest
 from protocols.parameters import Parameters, Policy

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from privacy.mechanisms import AdaptiveGaussian
-from privacy.sampling_and_turns import Poisson, PublicOrder, Sampler
+from privacy.participation import Poisson, PublicOrder, Sampler
 from protocols.client import Here, Players
 from protocols.masking import cores
 from protocols.parameters import stages

@@ -17,7 +17,7 @@ import torch
 
 from privacy.entropy import SeededEntropy
 from privacy.ledger import Ledger
-from privacy.sampling_and_turns import Attendance
+from privacy.participation import Attendance
 from protocols.keys import Identity
 from secure_fed import Federation, RunConfig
 from secure_fed.deployment import coordinator, messages

@@ -25,7 +25,7 @@ from secure_fed.deployment.coordinator import agreed, found, notes
 from secure_fed.deployment.home import Home, HomeError
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError, DataError
-from secure_fed.runs.probe import Probe
+from secure_fed.runs.hopeless import Probe
 from tests.golden import refused
 from tests.secure_fed.deployment.parties import rows_of, written
 

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
-from privacy.sampling_and_turns import NotYourTurn
+from privacy.participation import NotYourTurn
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
 from secure_fed.config import RunConfig
 from secure_fed.deployment import home, messages

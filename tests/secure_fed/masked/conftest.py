@@ -1,4 +1,4 @@
-"""No run here is probed before it trains: test_probe.py has the tests of probes."""
+"""No run here is probed before it trains: test_hopeless.py has the tests of probes."""
 
 from __future__ import annotations
 

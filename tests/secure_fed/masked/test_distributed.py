@@ -19,8 +19,8 @@ from privacy import accounting, distributed
 from privacy.distributed import DistributedGaussian
 from privacy.entropy import SystemEntropy
 from privacy.errors import PlanError
+from privacy.participation import FixedSize, Poisson
 from privacy.plan import Target, for_shares, for_sums
-from privacy.sampling_and_turns import FixedSize, Poisson
 from protocols.errors import Aborted
 from protocols.thresholds import colluding
 from secure_fed.rounds.masked.encoding_plan import Contribution, Noised

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from privacy import distributed
-from privacy.sampling_and_turns import PublicOrder
+from privacy.participation import PublicOrder
 from protocols.errors import ParameterError, ProtocolError, Tampering
 from protocols.keys import registry_digest
 from protocols.parameters import Parameters

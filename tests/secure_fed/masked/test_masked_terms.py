@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from privacy.errors import PlanError
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from protocols.thresholds import choose, colluding

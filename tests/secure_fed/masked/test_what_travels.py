@@ -15,7 +15,7 @@ from scipy.stats import binomtest, chi2
 
 from privacy import distributed
 from privacy.entropy import SeededEntropy, SystemEntropy
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from protocols import wire
 from protocols.wire import Masked
 from secure_fed.errors import ConfigError

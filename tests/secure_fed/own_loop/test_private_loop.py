@@ -23,7 +23,7 @@ from privacy import mechanisms
 from privacy.accounting import epsilon
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.errors import ConfigError, DataError, ModelError
 from secure_fed.own_loop.batches import require_samplable
 from secure_fed.own_loop.rehearsal import Part, Parts

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privacy.sampling_and_turns import Poisson
+from privacy.participation import Poisson
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.canary_directions import direction_of

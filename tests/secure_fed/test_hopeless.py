@@ -30,7 +30,7 @@ from secure_fed.learning.data.holdout import HELD_OUT
 from secure_fed.report.page import write_report
 from secure_fed.report.terminal import rows
 from secure_fed.rounds.noise_alone import NoiseAlone, StepNoise
-from secure_fed.runs.probe import Probe, probe
+from secure_fed.runs.hopeless import Probe, probe
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen, every
 from tests.contracts.runs import KilledAfter, KilledError

@@ -22,7 +22,7 @@ from privacy import accounting
 from privacy.accounting import Release
 from privacy.entropy import SeededEntropy
 from privacy.errors import LedgerError, PlanError
-from privacy.sampling_and_turns import Attendance, FixedSize, NotYourTurn, Poisson, PublicOrder, Sampler, Uniform
+from privacy.participation import Attendance, FixedSize, NotYourTurn, Poisson, PublicOrder, Sampler, Uniform
 from tests.cells import every
 
 DRAWS = 4000
@@ -289,7 +289,7 @@ def test_a_turn_that_cannot_be_noted_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
 ) -> None:
     attendance = begun(tmp_path / "turns")
-    monkeypatch.setattr("privacy.sampling_and_turns.os.write", write)
+    monkeypatch.setattr("privacy.participation.os.write", write)
     with pytest.raises(LedgerError):
         attendance.enter(4, FIRST)
     assert attendance.last(4) is None
@@ -303,7 +303,7 @@ def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
     path, write = tmp_path / "attendance", os.write
     memory = begun(path)
     with monkeypatch.context() as full:
-        full.setattr("privacy.sampling_and_turns.os.write", lambda file, record: write(file, record[:1]))
+        full.setattr("privacy.participation.os.write", lambda file, record: write(file, record[:1]))
         with pytest.raises(LedgerError):
             memory.enter(4, SECOND)
     memory.enter(4, SECOND)  # the disk has room again
@@ -316,7 +316,7 @@ def test_a_durable_record_is_on_disk_before_the_member_trains(
     tmp_path: Path, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
-    monkeypatch.setattr("privacy.sampling_and_turns.os.fsync", synced.append)
+    monkeypatch.setattr("privacy.participation.os.fsync", synced.append)
     memory = Attendance(PublicOrder(2, 2), 5)
     memory.begin(tmp_path / "attendance", durable=durable)
     memory.enter(0, 0)
