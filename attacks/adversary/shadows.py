@@ -18,17 +18,16 @@ Differences from the run:
 - Privacy is not accounted again: the noise is the run's, even where other members would have led to another plan.
 
 References train in lockstep: the clients of all references that train in a round share passes over the base model (module
-`cohort`). For that, a round of a reference is computed twice. `Reference.noted` stops at each client's training and returns the
-training jobs, without a change to the clients; `Reference.round` computes the whole round with the results of these jobs. Both
-draw the same cohort, order and coins, because all randomness comes from seeds. Where training steps have noise (privacy for
-examples or persons), and where a function of the user's trains, every client trains by itself, on request.
+`cohort`). For that, a round of a reference is begun twice. `Reference.jobs` stops at the requests of the first pass and returns
+the training job of each client, without a change to the clients; `Reference.round` computes the whole round with the results of
+these jobs. Both draw the same cohort, order and coins, because all randomness comes from seeds. Where training steps have noise
+(privacy for examples or persons), and where a function of the user's trains, every client trains by itself, on request.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -48,9 +47,8 @@ from secure_fed.learning.data.audit_unit import plain
 from secure_fed.learning.data.encode import without_aside
 from secure_fed.learning.data.fingerprint import content
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
-from secure_fed.learning.training.local import Job, Train, Trained, scheduled_lr
+from secure_fed.learning.training.local import Job, Trained, scheduled_lr
 from secure_fed.learning.training.local_function import trainer_of
-from secure_fed.learning.training.objective import Objective
 from secure_fed.methods.method import State
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.cohort import cohort_sampler, vacancies
@@ -183,13 +181,13 @@ def _round(made: Sequence[Reference], lr: float, ways: Ways | None) -> None:
         for one in made:
             one.round(lr)
         return
-    noted = [one.noted(lr) for one in made]
-    jobs = [job for own in noted for job in own]
+    noted = [one.jobs(lr) for one in made]
+    jobs = [job for own in noted for job in own.values()]
     assembly = made[0].assembly
     public = assembly.protection.placement.private
     found = iter(train_together(assembly.objective, jobs, ways, public=public))
     for one, own in zip(made, noted, strict=True):
-        one.round(lr, [next(found) for _ in own])
+        one.round(lr, {client: next(found) for client in own})
 
 
 def _seed_of(seed: int, number: int) -> int:
@@ -208,22 +206,20 @@ class Reference:
     assembly: Assembly
     server: Server
     clients: list[Client]
-    desk: Desk
     state: State
 
     @classmethod
     def of(cls, assembly: Assembly, inside: Bools, seed: int) -> Reference:
         """A reference whose members are the units `inside`; noise and secret coins come from `seed`."""
-        desk, data, dummies = Desk(trainer_of(assembly.local)), assembly.pools["data"], assembly.pools["dummies"]
+        data, dummies = assembly.pools["data"], assembly.pools["dummies"]
         of_data = assembly.audit_pool.of == "data"
         dealt = data.split(inside if of_data else data.members)
         beside = dummies.members if of_data else inside
         if not dealt.names:
             raise UsageError("a reference adapter leaves out all clients at random; lower evaluation.audit_fraction")
         protection = _protection(assembly.protection, seed)
-        setup = _setup(assembly, protection, desk)
-        canaries = canary_setups(assembly.config, data, setup)
-        setups = {name: replace(own, train=desk.beside(own.train)) for name, own in canaries.items()}
+        setup = _setup(assembly, protection)
+        setups = canary_setups(assembly.config, data, setup)
         persons: Sequence[Sequence[str] | None] = dealt.persons or [None] * len(dealt.names)
         named = enumerate(zip(dealt.names, dealt.train, persons, strict=True))
         examples = dummy_examples(dummies, beside)
@@ -232,7 +228,7 @@ class Reference:
             for index, (name, own, whose) in named
         ]
         units = dummies.units if assembly.dummies else ()
-        nobody = dummy_clients(assembly.config, units, beside, len(clients), setup, around=desk.beside)
+        nobody = dummy_clients(assembly.config, units, beside, len(clients), setup)
         names = [*dealt.names, *(one.name for one in nobody)]
         skips = assembly.config.federation.nonfinite == "skip"
         server = replace(
@@ -245,27 +241,28 @@ class Reference:
             summing=OpenSum(dealt.names, skips, partial(PlainSum, precise=protection.placement.server_noise)),
             dummies=nobody,
         )
-        return cls(assembly, server, clients, desk, assembly.initial)
+        return cls(assembly, server, clients, assembly.initial)
 
-    def noted(self, lr: float) -> list[Job]:
-        """The jobs of the next round, in the order of its requests."""
-        self.desk.clear()
+    def jobs(self, lr: float) -> dict[int, Job]:
+        """The jobs of the next round by the number of the client, in the order of its requests."""
+        found: dict[int, Job] = {}
+        asked: Any = [_Asked(client, found) for client in self.clients]
         with suppress(_AskedError):
-            run_round(self.state, self.server, _NoFurther(self._transport()), lr)
-        return list(self.desk.noted)
+            run_round(self.state, self.server, _NoFurther(in_process(self.assembly.config, asked, None)), lr)
+        return found
 
-    def round(self, lr: float, trained: Sequence[Trained] | None = None) -> None:
-        """Compute the next round. trained: the results of the noted jobs; None: every client trains on request."""
-        self.desk.lay_out(trained)
-        self.state, _ = run_round(self.state, self.server, self._transport(), lr)
+    def round(self, lr: float, trained: Mapping[int, Trained] | None = None) -> None:
+        """Compute the next round. trained: the results of its jobs; every other client trains on request.
 
-    def _transport(self) -> Transport:
-        """A transport like the run's, new for every round: seed and round decide which clients drop out."""
-        config = self.assembly.config
+        The transport is like the run's, new for every round: seed and round decide which clients drop out.
+        """
+        config, ready = self.assembly.config, dict(trained or {})
         capped = config.secure_aggregation.enabled and config.federation.weighting == "examples"
         most = float(config.secure_aggregation.most_examples) if capped else math.inf
-        participants: Any = [_Participant(client, most) for client in self.clients]
-        return in_process(config, participants, None)
+        participants: Any = [_Participant(client, most, ready) for client in self.clients]
+        self.state, _ = run_round(self.state, self.server, in_process(config, participants, None), lr)
+        if ready:
+            raise RuntimeError("the second computation of a reference's round used other clients than the first")
 
 
 def _protection(real: Protection, seed: int) -> Protection:
@@ -279,7 +276,7 @@ def _protection(real: Protection, seed: int) -> Protection:
     return replace(seeded, placement=SUM, hidden=False, mechanism=shares)
 
 
-def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetup:
+def _setup(assembly: Assembly, protection: Protection) -> ClientSetup:
     config, plan = assembly.config, assembly.protection.plan
     return ClientSetup(
         objective=assembly.objective,
@@ -294,56 +291,10 @@ def _setup(assembly: Assembly, protection: Protection, desk: Desk) -> ClientSetu
         seed=config.federation.seed,
         person_examples=config.privacy.person_examples,
         allowance=_Allowance(math.inf if plan is None or plan.participations is None else plan.participations),
-        train=desk.train,
+        train=trainer_of(assembly.local),
         last=assembly.problem.last,
         ranks=config.method.ranks_by_name,
     )
-
-
-class Desk:
-    """Replaces the clients' training function: it notes the job, or returns the job's known result, or trains at once."""
-
-    def __init__(self, by: Train) -> None:
-        self._by = by
-        self.noted: list[Job] = []
-        self._notes = False
-        self._ready: deque[tuple[Job, Trained]] | None = None
-
-    def clear(self) -> None:
-        """From now on, note jobs."""
-        self.noted, self._notes, self._ready = [], True, None
-
-    def lay_out(self, trained: Sequence[Trained] | None) -> None:
-        """From now on, return these results of the noted jobs; with None, train."""
-        self._notes = False
-        self._ready = None if trained is None else deque(zip(self.noted, trained, strict=True))
-        self.noted = []
-
-    def train(self, objective: Objective, job: Job) -> Trained:
-        """Local training: noted, returned, or done."""
-        if self._notes:
-            self.noted.append(job)
-            raise _NotedError
-        if self._ready is None:
-            return self._by(objective, job)
-        noted, trained = self._ready.popleft()
-        if noted.examples is not job.examples:
-            raise RuntimeError("the second computation of a reference's round used other clients than the first")
-        return trained
-
-    def beside(self, train: Train) -> Train:
-        """`train` for a client that does not learn from its examples: there is no job to note."""
-
-        def requested(objective: Objective, job: Job) -> Trained:
-            if self._notes:
-                raise _NotedError
-            return train(objective, job)
-
-        return requested
-
-
-class _NotedError(Exception):
-    """A client's training job was noted; the client stops here."""
 
 
 class _AskedError(Exception):
@@ -351,17 +302,29 @@ class _AskedError(Exception):
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """A client that adds its job to `jobs`, and leaves the round."""
+
+    client: Client
+    jobs: dict[int, Job]
+
+    def handle(self, request: Request) -> None:
+        if (job := self.client.job(request)) is not None:
+            self.jobs[self.client.index] = job
+
+
+@dataclass(frozen=True)
 class _Participant:
-    """A client that sends nothing where its job is only noted. most: the largest weight that a masked sum allows."""
+    """A client that takes the result of its job from `ready`. most: the largest weight that a masked sum allows."""
 
     client: Client
     most: float
+    ready: dict[int, Trained]
 
-    def handle(self, request: Request) -> Reply | None:
-        try:
-            reply = self.client.handle(request)
-        except _NotedError:
-            return None
+    def handle(self, request: Request) -> Reply:
+        if self.client.index in self.ready:
+            self.client.train_ahead(request, self.ready.pop(self.client.index))
+        reply = self.client.handle(request)
         return replace(reply, weight=min(reply.weight, self.most))
 
 

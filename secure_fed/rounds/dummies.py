@@ -30,7 +30,7 @@ that the guarantee covers. They use no membership coin, no realised draw of secr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -44,7 +44,6 @@ from secure_fed.learning.audit_pool.canaries import length_beyond_clipping
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.audit_unit import Unit
 from secure_fed.learning.training.canary_directions import direction, layout_of, trains_towards
-from secure_fed.learning.training.local import Train
 from secure_fed.methods.method import RoundPlan, State
 from secure_fed.rounds.client import Client, ClientSetup
 from secure_fed.rounds.server import Floats, Server, Turns
@@ -99,17 +98,16 @@ def dummy_clients(
     first: int,
     setup: ClientSetup,
     turns: Turns | None = None,
-    around: Callable[[Train], Train] = lambda train: train,
 ) -> list[Dummy]:
     """A client for each dummy, with indices from `first`.
 
-    turns: the rounds in which each takes part; without them, as `setup` allows. around: wraps their training function.
+    turns: the rounds in which each takes part; without them, as `setup` allows.
     """
     far, seed = length_beyond_clipping(config), config.federation.seed
     found = []
     for number, (unit, member) in enumerate(zip(units, members, strict=bool(units))):
         allowance = setup.allowance if turns is None else partial(turns.allowance, number)
-        towards = around(trains_towards(unit.name, seed, far))
+        towards = trains_towards(unit.name, seed, far)
         own = replace(setup, train=towards, watch=None, allowance=allowance, attendance=None)
         found.append(Dummy(first + number, unit.name, own, member=bool(member)))
     return found

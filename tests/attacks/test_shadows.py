@@ -187,12 +187,11 @@ def test_asking_other_clients_the_second_time_is_an_error() -> None:
     """Clients sit out what they would sit out in a run."""
     federation = few()
     reference = Reference.of(federation.assembly, federation.assembly.audit_pool.members, 0)
-    jobs = reference.noted(0.1)
-    assert [job.examples for job in jobs] == [client.examples for client in reference.clients]
-    results = [Trained(job.before.select(job.trainable), 0.0) for job in jobs]
-    reference.desk.noted.reverse()
+    jobs = reference.jobs(0.1)
+    assert [job.examples for job in jobs.values()] == [client.examples for client in reference.clients]
+    results = {client: Trained(job.before.select(job.trainable), 0.0) for client, job in jobs.items()}
     with refused(RuntimeError):
-        reference.round(0.1, results)
+        reference.round(0.1, {**results, len(results): results[0]})
     held = many(**{"privacy.noise": "local", "privacy.participations": 1, "federation.cohort": CLIENTS // 2}).assembly
     allowance = Reference.of(held, np.ones(len(held.audit_pool.units), dtype=bool), 0).clients[0]._setup.allowance
     assert [allowance("a", 2, round_) for round_ in (0, 0, 1)] == [2, 2, 0]
