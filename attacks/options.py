@@ -126,9 +126,11 @@ def limit_of(written: str | None, name: str, give: str, most: float = 1.0) -> fl
     return number
 
 
-def above_limit(why: str) -> int:
-    """The exit status of an audit whose figure is above the limit, for pipelines; the reason goes to the terminal."""
-    say(why)
+def exit_status(figure: float, limit: float, above: str) -> int:
+    """The exit status of an audit with this figure, for pipelines. above: told on the terminal if it is above the limit."""
+    if figure <= limit:
+        return 0
+    say(above)
     return ABOVE_LIMIT
 
 

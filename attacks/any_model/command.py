@@ -17,12 +17,12 @@ from attacks.options import (
     OF_CHATS,
     SETTINGS,
     TASKS,
-    above_limit,
     add_limit,
     add_model_arguments,
     add_task_arguments,
     cannot_tell,
     chosen_settings,
+    exit_status,
     gives_scale,
     labels_of,
     limit_of,
@@ -100,9 +100,8 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"report: {page}", file=sys.stderr if chosen.json else sys.stdout)
     if chosen.fail_above is not None and audit.verdict.level == "void":
         return cannot_tell("members and others differ for another reason than the training")
-    if audit.largest_auc <= limit:
-        return 0
-    return above_limit(f"an AUC of {audit.largest_auc:.3f} is above --fail-above auc={limit:g}")
+    auc = max(one.ranking.auc for one in audit.found.values())
+    return exit_status(auc, limit, f"an AUC of {auc:.3f} is above --fail-above auc={limit:g}")
 
 
 def _asked(chosen: argparse.Namespace) -> Asked:

@@ -55,10 +55,6 @@ class Audit:
     verdict: Verdict
 
     @property
-    def largest_auc(self) -> float:
-        return max(one.ranking.auc for one in self.found.values())
-
-    @property
     def best(self) -> Band:
         """The ROC curve of the verdict's signal."""
         scores, members = self.scores[self.verdict.best], self.subject.texts.members

@@ -10,11 +10,11 @@ from typing import Any
 
 from attacks.options import (
     OF_CHATS,
-    above_limit,
     add_chat_template,
     add_limit,
     add_model_arguments,
     chosen_settings,
+    exit_status,
     limit_of,
     longest,
     require_columns,
@@ -82,9 +82,7 @@ def run(chosen: argparse.Namespace) -> int:
     facts = extracted(subject, prefix, suffix, say, show_texts=chosen.show_texts)
     print(json.dumps(facts)) if chosen.json else _show(facts)
     share = facts["only_by_the_model"] / facts["tried"]
-    if share <= limit:
-        return 0
-    return above_limit(f"{share:.3f} of the texts came back, above --fail-above extracted={limit:g}")
+    return exit_status(share, limit, f"{share:.3f} of the texts came back, above --fail-above extracted={limit:g}")
 
 
 def _length(chosen: argparse.Namespace, name: str, usual: int) -> int:

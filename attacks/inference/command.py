@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attacks.options import above_limit, add_limit, cannot_tell, labels_of, limit_of, longest, refuse, say
+from attacks.options import add_limit, cannot_tell, exit_status, labels_of, limit_of, longest, refuse, say
 from secure_fed.errors import UsageError
 
 _UNREAD = (
@@ -56,9 +56,8 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.fail_above is not None and facts["verdict"] == "void":
         return cannot_tell("members and others differ without any model")
     advantage = facts["guesses"][0]["advantage"]
-    if advantage <= limit:
-        return 0
-    return above_limit(f"an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}")
+    above = f"an advantage of {advantage:.3f} is above --fail-above advantage={limit:g}"
+    return exit_status(advantage, limit, above)
 
 
 def _show(facts: dict[str, Any]) -> None:
@@ -96,6 +95,5 @@ def run_share(chosen: argparse.Namespace) -> int:
 
         print(f"verdict on the share of {found['word']!r} in {found['clients']} clients: {CAPITALS[found['verdict']]}")
         print("\n".join(found["sentences"]))
-    if found["gain"] <= limit or found["verdict"] == "nothing":
-        return 0
-    return above_limit(f"a gain of {found['gain']:.3f} is above --fail-above gain={limit:g}")
+    gain = 0.0 if found["verdict"] == "nothing" else found["gain"]
+    return exit_status(gain, limit, f"a gain of {gain:.3f} is above --fail-above gain={limit:g}")

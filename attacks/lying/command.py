@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attacks.options import CANNOT_TELL, above_limit, add_limit, cannot_tell, limit_of
+from attacks.options import CANNOT_TELL, add_limit, cannot_tell, exit_status, limit_of
 from secure_fed.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -44,10 +44,9 @@ def run(chosen: argparse.Namespace) -> int:
     print(json.dumps(found)) if chosen.json else _show(found)
     if chosen.fail_above is not None and not any(one["applicable"] for one in found["cells"]):
         return cannot_tell("none of the attacks applies here")
-    rates = [one["hits"] / max(1, one["of"]) for one in found["cells"] if one["applicable"] and one["works"]]
-    if max(rates, default=0.0) <= limit:
-        return 0
-    return above_limit(f"a rate of {max(rates):.2f} is above --fail-above rate={limit:g}")
+    working = [one for one in found["cells"] if one["applicable"] and one["works"]]
+    rate = max((one["hits"] / max(1, one["of"]) for one in working), default=0.0)
+    return exit_status(rate, limit, f"a rate of {rate:.2f} is above --fail-above rate={limit:g}")
 
 
 def _server(path: Path) -> LyingServer:

@@ -16,12 +16,12 @@ from attacks.options import (
     LENGTH,
     OF_CHATS,
     TASKS,
-    above_limit,
     add_limit,
     add_model_arguments,
     add_task_arguments,
     cannot_tell,
     chosen_settings,
+    exit_status,
     gives_scale,
     labels_of,
     limit_of,
@@ -128,9 +128,8 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.fail_above is not None and (found["epsilon_lower"] is None or found["epsilon_most"] <= limit):
         most = f"{found['candidates']} candidates cannot show an epsilon above {found['epsilon_most'] or 0.0:.2f}"
         return cannot_tell(f"{most}; prepare more with --count")
-    if (found["epsilon_lower"] or 0.0) <= limit:
-        return 0
-    return above_limit(f"epsilon is at least {found['epsilon_lower']:.2f}, above --fail-above epsilon={limit:g}")
+    least = found["epsilon_lower"] or 0.0
+    return exit_status(least, limit, f"epsilon is at least {least:.2f}, above --fail-above epsilon={limit:g}")
 
 
 def _exposure(chosen: argparse.Namespace) -> int:
@@ -155,9 +154,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
     if chosen.fail_above is not None and (why := untold(facts, limit)):
         return cannot_tell(why)
     mean = facts["members"]["mean"] or 0.0
-    if mean <= limit:
-        return 0
-    return above_limit(f"a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}")
+    return exit_status(mean, limit, f"a mean exposure of {mean:.2f} is above --fail-above exposure={limit:g}")
 
 
 def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
