@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from attacks.evidence.figures import accusations, clients, exposed
 from attacks.evidence.tradeoff import allowed, expected
 from attacks.evidence.verdict import levels, main_of
 from attacks.options import Say
-from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Curve, Expected, Verdict
+from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Expected, Verdict
 from attacks.report.display import Audited
 from attacks.report.sentences import verdict
 from secure_fed.errors import ConfigError, UsageError
@@ -80,11 +80,7 @@ def audited(
         asked_for=tuple(one.name for one in attacks) if names else (),
         attacks=tuple(AttackTitle(one.name, one.title, one.paper) for one in attacks),
         cells=tuple(_cell(target, attack, vantage, made, judged) for attack in attacks for vantage in VANTAGES),
-        roc={
-            f"{at.attack}/{at.vantage}": Curve(**{name: tuple(line) for name, line in one.curve.items()})
-            for at, one in judged.items()
-            if one.ranking
-        },
+        roc={f"{at.attack}/{at.vantage}": one.curve for at, one in judged.items() if one.curve},
         baseline=_baseline(target, settings, why),
         # the units and clients that the main attack ranks highest, members and non-members
         clients=() if scores is None else tuple(clients(held, scores)),
@@ -112,12 +108,7 @@ def chosen(names: Iterable[str]) -> list[Attack]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Made:
-    """A finding, and its computation time."""
-
-    finding: Finding
-    seconds: float
+Made = tuple[Finding, float]  # and the seconds that it took
 
 
 def findings(
@@ -155,14 +146,14 @@ def findings(
 
 def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> Made | str:
     """The finding of an attack; or the reason why it does not apply, which depends on no coins and no scores."""
-    if in_plain_sight(attack, case.assembly, case.seen.vantage):
-        return plain_sight(case.seen.vantage, case.assembly)
-    if case.assembly.audit_pool.directions and not attack.directions:
-        if attack.membership and case.assembly.audit_pool.of == "dummies":
+    pool = case.assembly.audit_pool
+    if why := plain_sight(attack, case.assembly, case.seen.vantage):
+        return why
+    if pool.directions and not attack.directions:
+        if attack.membership and pool.of == "dummies":
             return "the audited units are dummy units, which hold nobody's data: there are no examples to look at"
-        if case.assembly.audit_pool.of == "data" and (attack.membership or case.assembly.audit_pool.kind != "client"):
+        if pool.of == "data" and (attack.membership or pool.kind != "client"):
             return "the audited units are canaries of random direction, which learn nothing of their examples"
-    if case.assembly.audit_pool.directions and not attack.directions:
         directed = {unit.client for unit in case.units}  # the updates of canary clients contain no texts
         updates = [update for update in case.seen.updates if update.client not in directed]
         case = replace(case, seen=replace(case.seen, updates=updates))
@@ -177,22 +168,18 @@ def _tried(attack: Attack, case: Case, settings: Settings, *, by_name: bool) -> 
         if by_name:
             raise
         return f"it failed: {error}"
-    return Made(finding, time.perf_counter() - started)
+    return finding, time.perf_counter() - started
 
 
-def plain_sight(vantage: str, assembly: Assembly) -> str:
-    """The reason why no attack on whole clients is made at this server."""
-    return (_BESIDE_DUMMIES if assembly.audit_pool.of == "dummies" else _PLAIN_SIGHT)[vantage]
-
-
-def in_plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> bool:
-    """Whether this adversary needs no attack: a server knows which clients take part."""
-    return attack.membership and assembly.audit_pool.kind == "client" and vantage in ("secure_server", "server")
+def plain_sight(attack: Attack, assembly: Assembly, vantage: str) -> str:
+    """The reason why this adversary needs no attack, since a server knows which clients take part; else empty."""
+    known = _BESIDE_DUMMIES if assembly.audit_pool.of == "dummies" else _PLAIN_SIGHT
+    return known.get(vantage, "") if attack.membership and assembly.audit_pool.kind == "client" else ""
 
 
 def _judged(target: Target, made: Mapping[AttackAt, Made | str], settings: Settings) -> dict[AttackAt, figures.Judged]:
     """All findings compared with the true members; findings on membership share the significance."""
-    found = {where: one.finding for where, one in made.items() if isinstance(one, Made)}
+    found = {where: one[0] for where, one in made.items() if not isinstance(one, str)}
     scored = [where for where, one in found.items() if one.scores is not None]
     level = levels(settings.significance, scored, list(VANTAGES))
     result, members = target.result, target.assembly.audit_pool.members
@@ -221,8 +208,8 @@ def _cell(
     order = list(VANTAGES)
     if order.index(vantage) < order.index(attack.vantage):
         return Cell(attack.name, vantage, False, f"this adversary does not see {VANTAGES[attack.vantage].sees}")
-    if in_plain_sight(attack, target.assembly, vantage):
-        return Cell(attack.name, vantage, False, plain_sight(vantage, target.assembly))
+    if why := plain_sight(attack, target.assembly, vantage):
+        return Cell(attack.name, vantage, False, why)
     at = max(
         (at for at in made if at.attack == attack.name and order.index(at.vantage) <= order.index(vantage)),
         key=lambda at: order.index(at.vantage),
@@ -230,10 +217,10 @@ def _cell(
     found = made[at]
     if isinstance(found, str):
         return Cell(attack.name, vantage, False, found)
-    promised = accounted(target.result, vantage, target.assembly.audit_pool.of)
-    limit = None if promised is None or target.assembly.audit_pool.kind != target.result.get("unit") else promised
-    ceiling = None if limit is None else allowed(target.result, limit)
-    return figures.cell(attack.name, vantage, judged[at], found.seconds, promised, ceiling)
+    pool, result = target.assembly.audit_pool, target.result
+    promised = accounted(result, vantage, pool.of)
+    ceiling = allowed(result, promised) if promised is not None and pool.kind == result.get("unit") else None
+    return figures.cell(attack.name, vantage, judged[at], found[1], promised, ceiling)
 
 
 def accounted(result: Mapping[str, Any], vantage: str, of: str = "data") -> float | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from attacks.adversary.case import Finding
 from attacks.adversary.null import Bools, Floats, Null, refuted
 from attacks.evidence.bounds import Bound, lower_bound
 from attacks.evidence.tradeoff import sampled_gaussian
-from attacks.record import Accusation, Allowed, Cell, Client, Estimate, Exposed, Rates
+from attacks.record import Accusation, Allowed, Cell, Client, Curve, Estimate, Exposed, Rates
 from secure_fed.learning.audit_pool.pool import AuditPool
 from secure_fed.learning.data.audit_unit import Unit, plain
 from secure_fed.runs import roc
@@ -48,7 +48,7 @@ class Judged:
     finding: Finding
     ranking: roc.Ranking | None = None
     bound: Bound | None = None
-    curve: dict[str, list[float]] = field(default_factory=dict)
+    curve: Curve | None = None
     null: str = ""
     estimates: tuple[Estimate, ...] = ()
     why: str = ""
@@ -67,34 +67,28 @@ def judged(
     if null is None or refuted(null.tails[~members]):
         ins, outs = scores[members], scores[~members]
         given_up = "refuted" if null is not None else ""
-        return Judged(finding, roc.rank(ins, outs, seed=seed), bound, _curve(ins, outs), given_up)
+        band = roc.band(ins, outs)
+        curve = _thinned(band.fpr, band.tpr, band.low, band.high, units=len(outs))
+        return Judged(finding, roc.rank(ins, outs, seed=seed), bound, curve, given_up)
     tails = null.tails[members]
     ranking = rank_by_law(tails, int((~members).sum()), seed)
     estimated = tuple(estimates(null, members, delta, releases))
-    return Judged(finding, ranking, bound, _thinned(curve_by_law(tails), len(tails)), "known", estimated)
+    return Judged(finding, ranking, bound, _thinned(*curve_by_law(tails), units=len(tails)), "known", estimated)
 
 
-def _curve(ins: Floats, outs: Floats) -> dict[str, list[float]]:
+def _thinned(fpr: Floats, *lines: Floats, units: int) -> Curve:
     """The ROC with its band, thinned for a plot."""
-    band = roc.band(ins, outs)
-    lines = {"fpr": band.fpr, "tpr": band.tpr, "low": band.low, "high": band.high}
-    return _thinned({name: line.tolist() for name, line in lines.items()}, len(outs))
-
-
-def _thinned(lines: Mapping[str, list[float]], units: int) -> dict[str, list[float]]:
-    fpr = np.array(lines["fpr"])
-    keep = np.unique(np.linspace(0, len(fpr) - 1, min(len(fpr), ROC_POINTS)).astype(int))
+    keep = np.linspace(0, len(fpr) - 1, min(len(fpr), ROC_POINTS)).astype(int)
     few = np.flatnonzero(fpr * units <= 20)[: ROC_POINTS // 4]  # which a log axis shows in detail
-    return {name: [line[i] for i in np.union1d(keep, few).tolist()] for name, line in lines.items()}
+    kept = np.union1d(keep, few)
+    return Curve(*(tuple(line[kept].tolist()) for line in (fpr, *lines)))
 
 
 def cell(
     attack: str, vantage: str, one: Judged, seconds: float, accounted: float | None, allowed: Allowed | None = None
 ) -> Cell:
     """One cell of the matrix. allowed: the figures that the guarantee allows an attack, if it covers this adversary."""
-    measured = dict(one.finding.measured)
-    if one.bound is not None and one.bound.gaussian_epsilon is not None:
-        measured["estimate_if_gaussian"] = one.bound.gaussian_epsilon
+    ranking, bound, measured = one.ranking, one.bound, dict(one.finding.measured)
     found = Cell(
         attack,
         vantage,
@@ -105,22 +99,24 @@ def cell(
         measured=measured,
         note=one.finding.note,
     )
-    if one.ranking is not None:
-        found = replace(
-            found,
-            auc=one.ranking.auc,
-            auc_interval=one.ranking.auc_interval,
-            members=one.ranking.members,
-            non_members=one.ranking.non_members,
-            tpr_at_fpr={fpr: None if at is None else _rates(at) for fpr, at in one.ranking.at.items()},
-            allowed=allowed,
-            null=one.null,
-            estimates=one.estimates,
-        )
-    if one.bound is not None:
-        bound = one.bound
-        found = replace(found, epsilon_lower=bound.epsilon, epsilon_how=bound.how, epsilon_showable=bound.most)
-    return found
+    if ranking is None or bound is None:
+        return found
+    if bound.gaussian_epsilon is not None:
+        measured["estimate_if_gaussian"] = bound.gaussian_epsilon
+    return replace(
+        found,
+        auc=ranking.auc,
+        auc_interval=ranking.auc_interval,
+        members=ranking.members,
+        non_members=ranking.non_members,
+        tpr_at_fpr={fpr: None if at is None else _rates(at) for fpr, at in ranking.at.items()},
+        allowed=allowed,
+        null=one.null,
+        estimates=one.estimates,
+        epsilon_lower=bound.epsilon,
+        epsilon_how=bound.how,
+        epsilon_showable=bound.most,
+    )
 
 
 def _rates(at: roc.TprAt) -> Rates:
@@ -164,14 +160,16 @@ def _interval(below: Floats, rng: np.random.Generator) -> tuple[float, float]:
     return min(float(low), found), max(float(high), found)
 
 
-def curve_by_law(tails: Floats) -> dict[str, list[float]]:
-    """The ROC at the members' own tails, with a pointwise band: false-positive rates are known, true-positive ones counted."""
+def curve_by_law(tails: Floats) -> tuple[Floats, ...]:
+    """The ROC at the members' own tails, with a pointwise band: false-positive rates are known, true-positive ones counted.
+
+    Returns false-positive rates, true-positive rates, and the lower and upper limits of these.
+    """
     fpr = np.sort(tails)
     hits = np.searchsorted(fpr, fpr, side="right")
     low, high = exact_limits(hits, len(tails), (1 - CONFIDENCE) / 2)
-    lines = {"fpr": fpr, "tpr": hits / len(tails), "low": low, "high": high}
-    ends = {"fpr": (0.0, 1.0), "tpr": (0.0, 1.0), "low": (0.0, 1.0), "high": (float(high[0]), 1.0)}
-    return {name: [ends[name][0], *line.tolist(), ends[name][1]] for name, line in lines.items()}
+    begun = ((0.0, fpr), (0.0, hits / len(tails)), (0.0, low), (high[0], high))
+    return tuple(np.r_[first, line, 1.0] for first, line in begun)
 
 
 # Thresholds on the tails, and each one's share of the error: largest where a few hundred members show most.
