@@ -220,22 +220,15 @@ def gaussian_rejected(m: int, r: int, v: int, mu: Floats, significance: float) -
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at delta of a mu-GDP mechanism: delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)."""
-    from scipy.optimize import brentq
-    from scipy.special import log_ndtr, ndtr
+    """The least epsilon at delta of a mu-GDP mechanism (Balle and Wang, 2018).
+
+    delta = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu).
+    """
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
     if not (mu >= 0 and 0 <= delta < 1):
         raise ValueError(f"mu {mu:g} must be at least 0, and delta {delta:g} at least 0 and below 1")
-
-    def excess(epsilon: float) -> float:
-        return float(ndtr(mu / 2 - epsilon / mu) - np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))) - delta
-
-    if mu == 0 or excess(0.0) <= 0:
-        return 0.0
-    if delta == 0:
-        return math.inf
-    highest = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))  # where Phi(mu/2 - epsilon/mu) alone is below delta
-    return float(brentq(excess, 0.0, highest, xtol=1e-12))
+    return float(get_epsilon_gaussian(1 / mu, delta)) if mu else 0.0
 
 
 def check_game(m: int, r: int, v: int, delta: float, significance: float) -> None:

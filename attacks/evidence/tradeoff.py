@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.null import Bools, Floats
-from attacks.evidence.bounds import lower_bound
+from attacks.evidence.bounds import gaussian_epsilon, lower_bound
 from attacks.record import Allowed, Expected
 from secure_fed.runs.roc import FALSE_POSITIVE_RATES
 
@@ -60,10 +60,8 @@ def allowed(result: Mapping[str, Any], accounted: float) -> Allowed:
 def mechanism(result: Mapping[str, Any], accounted: float, delta: float) -> Curve | Gaussian | None:
     """The trade-off curve of the run's mechanism; None if it is unknown."""
     terms = result.get("privacy") or {}
-    mu, z, sampled, releases = (
-        terms.get("gaussian_mu"),
-        *map(result.get, ("noise_multiplier", "sampling_rate", "releases")),
-    )
+    mu = terms.get("gaussian_mu")
+    z, sampled, releases = map(result.get, ("noise_multiplier", "sampling_rate", "releases"))
     curve: Curve | Gaussian
     if mu is not None and delta:
         curve = Gaussian(float(mu))
@@ -95,8 +93,7 @@ def drawn(curve: Curve | Gaussian, members: Bools, rng: np.random.Generator) -> 
     """(units,) scores of the best attack in one audit: minus the tails."""
     true = np.array([curve.rate(float(fpr)) for fpr in _FALSE])
     uniform = rng.random(len(members))
-    tails: NDArray[np.float64] = np.where(members, np.interp(uniform, true, _FALSE), uniform)
-    return -tails
+    return np.asarray(-np.where(members, np.interp(uniform, true, _FALSE), uniform))
 
 
 def same_epsilon(epsilon: float, delta: float) -> Gaussian:
@@ -138,10 +135,8 @@ class Gaussian:
         return float(ndtr(ndtri(fpr) + self.mu))
 
     def epsilon(self, delta: float) -> float:
-        """The least epsilon at delta (Balle and Wang, 2018)."""
-        from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
-
-        return float(get_epsilon_gaussian(1 / self.mu, delta)) if self.mu else 0.0
+        """The least epsilon at delta."""
+        return gaussian_epsilon(self.mu, delta)
 
 
 @dataclass(frozen=True)
@@ -235,5 +230,4 @@ def _observed(losses: Floats, mu: float, sampling_rate: float) -> Floats:
     """The observation with this loss; minus infinity below the least loss."""
     with np.errstate(divide="ignore", invalid="ignore"):
         drawn = losses + np.log1p(-(1 - sampling_rate) * np.exp(-losses)) - math.log(sampling_rate)
-    x: Floats = np.where(np.isnan(drawn), -np.inf, (drawn + mu**2 / 2) / mu)
-    return x
+    return np.where(np.isnan(drawn), -np.inf, (drawn + mu**2 / 2) / mu)
