@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -28,14 +27,14 @@ from attacks.evidence.baseline import Baseline, blind
 from attacks.options import Say
 from attacks.record import Curve
 from attacks.report import curves
-from attacks.report.phrases import CAPITALS, MODEL_HEADLINES, ends
+from attacks.report.phrases import CAPITALS, MODEL_HEADLINES, ends, hundred
 from secure_fed.errors import UsageError
-from secure_fed.report.formatting import MISSING, percent, rate
+from secure_fed.report.formatting import percent, rate
 from secure_fed.report.markup import bullets, facts, figure, figures, paragraph, section, table, text
 from secure_fed.report.page import document
 from secure_fed.report.terminal import PlainConsole
 from secure_fed.runs.durable import atomic_write
-from secure_fed.runs.roc import Band, Ranking, band, rank, to_dict
+from secure_fed.runs.roc import Ranking, band, rank, to_dict
 
 FEWEST = 10
 ALPHA = 0.05
@@ -53,12 +52,6 @@ class Audit:
     found: dict[str, Found]
     baselines: dict[str, Baseline | str]
     verdict: Verdict
-
-    @property
-    def best(self) -> Band:
-        """The ROC curve of the verdict's signal."""
-        scores, members = self.scores[self.verdict.best], self.subject.texts.members
-        return band(scores[:members], scores[members:])
 
     def to_dict(self) -> dict[str, Any]:
         asked = self.subject.asked
@@ -202,8 +195,7 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
     best = min(found, key=lambda name: (found[name].p_value, -found[name].ranking.auc))
     corrected = min(1.0, found[best].p_value * len(found))
     ranking = found[best].ranking
-    low, high = ranking.auc_interval
-    right = f"{100 * ranking.auc:.0f} right ({100 * low:.0f} to {100 * high:.0f})"
+    right = f"{hundred(ranking.auc)} right{ends(ranking.auc_interval, hundred)}"
     tried = f"{len(found)} signals were tried" if len(found) > 1 else "One signal was tried"
     differ = {by: one for by, one in baselines.items() if not isinstance(one, str) and not one.at_chance}
     if differ:
@@ -227,16 +219,16 @@ def judged(found: Mapping[str, Found], baselines: Mapping[str, Baseline | str]) 
             f"{tried}, and none separates members from others better than chance: of 100 guesses which of two texts trained, "
             f"the best, {best}, gets {right}."
         )
-    sentences = [first]
-    for by, why in baselines.items():
-        if isinstance(why, str):
-            sentences.append(f"Whether they differ by {BLIND[by]} alone was not checked: {why}.")
-    if level == "nothing":
-        sentences.append("Other attacks, with reference models or with observations from the training, may show more.")
-    sentences.append(
-        "No epsilon follows: membership was not decided at random, so other differences cannot be ruled out."
+    unchecked = (
+        f"Whether they differ by {BLIND[by]} alone was not checked: {why}."
+        for by, why in baselines.items()
+        if isinstance(why, str)
     )
-    return Verdict(level, best, tuple(sentences))
+    return Verdict(level, best, (first, *unchecked, *([_OTHERS] if level == "nothing" else []), _NOT_AT_RANDOM))
+
+
+_OTHERS = "Other attacks, with reference models or with observations from the training, may show more."
+_NOT_AT_RANDOM = "No epsilon follows: membership was not decided at random, so other differences cannot be ruled out."
 
 
 def show(audit: Audit) -> None:
@@ -248,10 +240,9 @@ def show(audit: Audit) -> None:
         console.print(sentence)
     table = Table("signal", "AUC, 95 % interval", Column("caught at 1 % false alarms", justify="right"))
     for one in facts["signals"]:
-        low, high = one["auc_interval"]
         caught = one["tpr_at_fpr"]["0.01"]
         rate = "too few others" if caught is None else percent(caught["tpr"])
-        table.add_row(one["signal"], f"{one['auc']:.3f} ({low:.3f} to {high:.3f})", rate)
+        table.add_row(one["signal"], f"{one['auc']:.3f}{ends(one['auc_interval'])}", rate)
     console.print(table)
     console.print(f"{facts['members']} members and {facts['non_members']} others; an AUC of .5 is chance")
 
@@ -277,7 +268,6 @@ def as_csv(audit: Audit) -> str:
 
 SHOWN = 20  # texts with the highest scores
 _LONGEST = 240  # characters of a text
-_LOWEST = 1e-4  # lowest false-positive rate on the plot
 
 
 def page(audit: Audit, *, show_texts: bool = False) -> str:
@@ -301,24 +291,22 @@ def page(audit: Audit, *, show_texts: bool = False) -> str:
 
 def _name(told: dict[str, Any]) -> str:
     """The names of the model and its adapter, without their folders."""
-    names = [str(told[part]).rstrip("/").rpartition("/")[2] for part in ("model", "adapter") if told[part]]
-    return " with ".join(names)
+    return " with ".join(str(told[part]).rstrip("/").rpartition("/")[2] for part in ("model", "adapter") if told[part])
 
 
 def _evidence(audit: Audit, told: dict[str, Any]) -> str:
     """The best signal, as a rate over pairs of texts and as a curve; a void audit shows nothing about the model: no curve."""
     best = next(one for one in told["signals"] if one["signal"] == told["best"])
-    low, high = best["auc_interval"]
+    low, high = map(hundred, best["auc_interval"])
     pairs = (
         f"Take one text of the training and one other, and guess which is which by the signal “{best['signal']}”. Of 100 such "
-        f"guesses {100 * best['auc']:.0f} are right ({100 * low:.0f} to {100 * high:.0f} with 95 % confidence); chance "
-        "is 50."
+        f"guesses {hundred(best['auc'])} are right ({low} to {high} with 95 % confidence); chance is 50."
     )
     if told["verdict"] == "void":
         pairs += " But a classifier distinguishes them without the model, so this is no property of the model."
     key = [
         ("members and others", f"{told['members']:,} and {told['non_members']:,}"),
-        ("right guesses of 100", f"{100 * best['auc']:.0f}"),
+        ("right guesses of 100", hundred(best["auc"])),
         *((f"members caught at {_share(rate)} false alarms", _caught(best, rate)) for rate in best["tpr_at_fpr"]),
     ]
     drawn = "" if told["verdict"] == "void" else _drawing(audit, best)
@@ -326,8 +314,8 @@ def _evidence(audit: Audit, told: dict[str, Any]) -> str:
 
 
 def _drawing(audit: Audit, best: dict[str, Any]) -> str:
-    found = audit.best
-    floor = max(_LOWEST, 10.0 ** math.floor(math.log10(1 / max(best["members"], best["non_members"]))))
+    scores, members = audit.scores[best["signal"]], best["members"]
+    found = band(scores[:members], scores[members:])
     drawn = Curve(*(tuple(map(float, part)) for part in (found.fpr, found.tpr, found.low, found.high)))
     caption = (
         "Upwards: members that the signal finds. To the right: others that it accuses. Both on logarithmic axes; the dotted "
@@ -336,26 +324,23 @@ def _drawing(audit: Audit, best: dict[str, Any]) -> str:
     place = list(audit.scores).index(best["signal"]) + 1
     return figure(
         f"Signal: {best['signal']}",
-        curves.drawn_roc(f"operating characteristic, signal {place}", drawn, floor),
+        curves.drawn_roc(f"operating characteristic, signal {place}", drawn, max(members, best["non_members"])),
         caption,
     )
 
 
 def _signal_table(told: dict[str, Any]) -> str:
     head = ("signal", "paper", "right of 100 (95 %)", *(f"caught at {_share(rate)}" for rate in _RATES), "by chance")
-    rows = []
-    for one in told["signals"]:
-        low, high = (100 * end for end in one["auc_interval"])
-        chance = min(1.0, one["p_value"] * len(told["signals"]))
-        rows.append(
-            (
-                one["signal"],
-                one["paper"],
-                f"{100 * one['auc']:.0f} ({low:.0f} to {high:.0f})",
-                *(_caught(one, rate) for rate in _RATES),
-                f"{chance:.2g}",
-            )
+    rows = [
+        (
+            one["signal"],
+            one["paper"],
+            f"{hundred(one['auc'])}{ends(one['auc_interval'], hundred)}",
+            *(_caught(one, rate) for rate in _RATES),
+            f"{min(1.0, one['p_value'] * len(told['signals'])):.2g}",
         )
+        for one in told["signals"]
+    ]
     return section("Every signal", paragraph(_READING), table(head, rows))
 
 
@@ -376,8 +361,7 @@ def _without_model(told: dict[str, Any]) -> str:
     rows = []
     for one in told["baselines"]:
         result = {True: "at chance", False: "NOT AT CHANCE: this audit is void", None: f"not tried: {one.get('why')}"}
-        right = f"{100 * one['auc']:.0f}" if "auc" in one else MISSING
-        rows.append((BLIND[one["by"]], right, result[one.get("at_chance")]))
+        rows.append((BLIND[one["by"]], hundred(one.get("auc")), result[one.get("at_chance")]))
     void = any(one.get("at_chance") is False for one in told["baselines"])
     loud = paragraph("Members and others differ without any model, so no figure here is about the model.", "loud")
     return section(

@@ -55,29 +55,28 @@ class Named:
 
     def share(self, how: How) -> float:
         """The larger of the two shares, if it counts."""
-        return max(self._of_words(how), self._of_pairs(how))
+        return max(self._counted(how))
 
     def by_pairs(self, how: How) -> bool:
         """Whether only the pairs count, or only they were measured."""
-        return self.words is None or (self._of_words(how) == 0 < self._of_pairs(how))
+        of_words, of_pairs = self._counted(how)
+        return self.words is None or (of_words == 0 < of_pairs)
 
-    def _of_words(self, how: How) -> float:
-        return _counted(self.words, self.words_right, self.usual_words, how)
-
-    def _of_pairs(self, how: How) -> float:
-        return _counted(self.pairs, self.pairs_right, self.usual_pairs, how)
+    def _counted(self, how: How) -> tuple[float, float]:
+        of_words = _counted(self.words, self.words_right, self.usual_words, how)
+        return of_words, _counted(self.pairs, self.pairs_right, self.usual_pairs, how)
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One method and its results. together: whether all updates of a client were attacked at once. looked: the number of
     updates, sums or clients in the mean; the exact test applied to `applied` of them. most: the figures of the most exposed
-    one.
+    one, each None where it is not stated.
     """
 
     how: How
     mean: Named
-    most: Named | None = None
+    most: Named
     together: bool = False
     looked: int | None = None
     applied: int | None = None
@@ -85,16 +84,12 @@ class Attempt:
     @property
     def share(self) -> float:
         """The larger counted share, of the mean or of the most exposed one."""
-        return max(one.share(self.how) for one in self._both)
+        return max(self.mean.share(self.how), self.most.share(self.how))
 
     @property
     def raw(self) -> float:
         """The larger share, counted or not."""
-        return max(one.most or 0.0 for one in self._both)
-
-    @property
-    def _both(self) -> list[Named]:
-        return [one for one in (self.mean, self.most) if one is not None]
+        return max(self.mean.most or 0.0, self.most.most or 0.0)
 
     @property
     def grade(self) -> Grade:
@@ -105,9 +100,10 @@ class Attempt:
             return "part"
         if self.raw < PART:
             return "little"
-        if not any(_mostly_right(one) for one in self._both):
+        both = self.mean, self.most
+        if not any(map(_mostly_right, both)):
             return "wrong"
-        measured = any(one is not None for named in self._both for one in (named.usual_words, named.usual_pairs))
+        measured = any(one is not None for named in both for one in (named.usual_words, named.usual_pairs))
         return "usual" if measured else "unmeasured"
 
 
@@ -118,12 +114,11 @@ def attempts(cell: Cell) -> tuple[Attempt, ...]:
     found = []
     for figures, together in ((cell.measured, False), (row(cell.measured.get("all_rounds")), True)):
         looked, applied = count(figures.get("updates")), count(figures.get("exact_applicable"))
-        most = row(figures.get("most_exposed"))
-        found.append(Attempt("exact", exact(figures), exact(most) if most else None, together, looked, applied))
-        most = row(figures.get("most_exposed_guess"))
-        found.append(Attempt("guessed", guessed(figures), guessed(most) if most else None, together, looked))
+        most, guess = exact(row(figures.get("most_exposed"))), guessed(row(figures.get("most_exposed_guess")))
+        found.append(Attempt("exact", exact(figures), most, together, looked, applied))
+        found.append(Attempt("guessed", guessed(figures), guess, together, looked))
     optimised = row(cell.measured.get("matching"))
-    found.append(Attempt("matched", matched(optimised), looked=count(optimised.get("updates"))))
+    found.append(Attempt("matched", matched(optimised), matched({}), looked=count(optimised.get("updates"))))
     return tuple(one for one in found if one.mean.most is not None)
 
 
@@ -220,9 +215,8 @@ def measured(cell: Cell) -> list[tuple[str, str]]:
         for name in _INSIDE
         for own, value in _numbers_in(row(cell.measured.get(name)))
     ]
-    noun = {"1": "client"}
     by_cohort = [
-        (f"recall with position, {clients} {noun.get(clients, 'clients')} in a sum", percent(found))
+        (f"recall with position, {clients} client{'' if clients == '1' else 's'} in a sum", percent(found))
         for clients, value in row(cell.measured.get(BY_COHORT)).items()
         if (found := number(value)) is not None
     ]

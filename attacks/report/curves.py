@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from attacks.evidence.verdict import allows, contradicts, strongest
+from attacks.evidence.verdict import allows, contradicts
 from attacks.record import Audit, Cell, Curve, RunBeside
 from attacks.report.phrases import (
     NAMES,
@@ -52,14 +52,13 @@ _HEAD = ("attack", "weakest adversary", "epsilon, lower bound", "epsilon account
 
 def first_curve(audit: Audit) -> str:
     """The main attack's ROC, else the strongest attack's; "" for a void audit, whose curves show nothing about the model."""
-    first = None if audit.baseline.at_chance is False else _first(audit)
+    first = _first(audit)
     return "" if first is None else _drawing(audit, first, _AXES.format(members=members(audit)))
 
 
 def roc_curves(audit: Audit) -> str:
     """The ROC of each adversary's strongest attack that no weaker adversary can make, without the one on the first screen."""
-    shown = None if audit.baseline.at_chance is False else _first(audit)
-    drawn = [_drawing(audit, cell) for cell in _best(audit) if cell != shown]
+    drawn = [_drawing(audit, cell) for cell in _best(audit) if cell != _first(audit)]
     return section(
         "True positives at low false-positive rates",
         figures(*drawn),
@@ -68,26 +67,21 @@ def roc_curves(audit: Audit) -> str:
 
 
 def _first(audit: Audit) -> Cell | None:
-    best = _best(audit)
-    return audit.main_cell if audit.main_cell in best else strongest(best)
+    """The cell of the first screen's curve: the main cell, else the strongest; None for a void audit."""
+    cells = [] if audit.baseline.at_chance is False else _best(audit)
+    return max(cells, key=lambda cell: (cell == audit.main_cell, cell.auc or 0.0), default=None)
 
 
 def _best(audit: Audit) -> list[Cell]:
     """The strongest cell of each adversary with a curve; for the main attack's adversary, the main cell."""
-    drawable = [cell for cell in audit.results if _curve(audit, cell)]
-    best = [
-        audit.main_cell
-        if audit.main_cell in drawable and audit.main_cell.vantage == vantage.name
-        else strongest([cell for cell in drawable if cell.vantage == vantage.name])
-        for vantage in audit.vantages
-    ]
-    return [cell for cell in best if cell is not None]
+    best: dict[str, Cell] = {}
+    for cell in sorted(audit.results, key=lambda cell: (cell == audit.main_cell, cell.auc or 0.0), reverse=True):
+        if _name(cell) in audit.roc:
+            best.setdefault(cell.vantage, cell)
+    return [best[vantage.name] for vantage in audit.vantages if vantage.name in best]
 
 
 def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
-    curve = _curve(audit, cell)
-    if curve is None:
-        return ""
     title = f"{audit.attack_title(cell.attack)}: {audit.vantage_title(cell.vantage)}"
     place = audit.cells.index(cell)  # names are untrusted text, which must not get into a drawing
     sentences = [f"AUC {shown(cell.auc)}."]
@@ -102,19 +96,22 @@ def _drawing(audit: Audit, cell: Cell, *explained: str) -> str:
     most = allows(cell, audit)
     if most is not None and most.by == "mechanism":
         sentences.append(f"The run's noise allows an AUC of {allowed_auc(most.auc)}.")
-    # the power of ten below one unit's share, so that the first unit is on the axis
-    smallest = 1 / max(cell.members or 100, cell.non_members or 100)
-    floor = max(_LOWEST, 10.0 ** math.floor(math.log10(smallest)))
-    drawn = drawn_roc(f"operating characteristic, cell {place + 1}", curve, floor)
+    most_units = max(cell.members or 100, cell.non_members or 100)
+    drawn = drawn_roc(f"operating characteristic, cell {place + 1}", audit.roc[_name(cell)], most_units)
     return figure(title, drawn, " ".join((*explained, *sentences)))
 
 
-def _curve(audit: Audit, cell: Cell) -> Curve | None:
-    return audit.roc.get(f"{cell.attack}/{cell.vantage}")
+def _name(cell: Cell) -> str:
+    """The name of a cell's curve in the record."""
+    return f"{cell.attack}/{cell.vantage}"
 
 
-def drawn_roc(title: str, curve: Curve, floor: float) -> str:
-    """True- against false-positive rate, both logarithmic from `floor` on, with its band and the line of chance."""
+def drawn_roc(title: str, curve: Curve, units: int) -> str:
+    """True- against false-positive rate, both logarithmic, with its band and the line of chance.
+
+    units: on the larger side. The axes begin at the power of ten below one unit's share, so that the first unit is on them.
+    """
+    floor = max(_LOWEST, 10.0 ** math.floor(math.log10(1 / units)))
     return drawing(title, lambda axes: _draw_roc(axes, curve, floor), inches=(4.6, 3.6))
 
 

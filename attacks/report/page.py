@@ -93,7 +93,7 @@ def first_screen(audit: Audit) -> str:
             figures(_epsilons(audit), curves.first_curve(audit)),
             paragraph(audit.verdict.summary.removeprefix(f"{finding(audit)}.").strip(), "lead"),
             facts(key, "key"),
-            paragraph(how_to_read(audit), "after") if how_to_read(audit) else "",
+            paragraph(reading, "after") if (reading := how_to_read(audit)) else "",
         )
     )
 
@@ -101,21 +101,12 @@ def first_screen(audit: Audit) -> str:
 def _epsilons(audit: Audit) -> str:
     """The guarantee's epsilon, the lower bound and the estimates on one scale, with what each means for a guess."""
     cell = next(iter(audit.bounded), None)
-    lower = None if cell is None else cell.epsilon_lower
-    by = (
-        ""
-        if not lower or cell is None
-        else f"Lower bar: the attack “{audit.attack_title(cell.attack)}”, by {who(audit, cell.vantage)}. "
-    )
+    lower, by = audit.lower, ""
+    if lower and cell is not None:
+        by = f"Lower bar: the attack “{audit.attack_title(cell.attack)}”, by {who(audit, cell.vantage)}. "
     unproven = [
-        Bar(
-            f"Estimate, {NAMES.get(one.name, one.name)}",
-            one.epsilon,
-            f"ε ≥ {at_least(one.epsilon)}",
-            "--second",
-            hollow=True,
-        )
-        for one in estimates(audit)
+        Bar(f"Estimate, {name}", epsilon, f"ε ≥ {at_least(epsilon)}", "--second", hollow=True)
+        for name, epsilon in ((NAMES.get(one.name, one.name), one.epsilon) for one in estimates(audit))
     ]
     by_audit = Bar("Shown by the audit", lower, f"ε ≥ {_apart(audit)[1]}" if lower else "nothing", "--second")
     drawn = markup.limits("epsilon allowed and epsilon shown", (_guarantee(audit), by_audit, *unproven))
@@ -135,8 +126,7 @@ def _guarantee(audit: Audit) -> Bar:
     accounted = audit.epsilon_accounted if cell is None else cell.epsilon_accounted
     if accounted is None:
         return Bar(_ALLOWED, math.inf, "no limit against this adversary")
-    broken = cell is not None and contradicts(cell, audit)
-    if broken:
+    if cell is not None and contradicts(cell, audit):
         return Bar(_ALLOWED, accounted, f"ε ≤ {_apart(audit)[0]}")
     most = None if cell is None else allows(cell, audit)
     if most is not None and most.by == "mechanism":
@@ -159,10 +149,10 @@ def _main_figures(audit: Audit) -> list[tuple[str, str]]:
         return []
     most = allows(cell, audit)
     rows = [(f"AUC of {audit.attack_title(cell.attack)}", f"{shown(cell.auc)}{ends(cell.auc_interval)}")]
-    if most is None:
-        return rows
-    whose = "this run's noise allows" if most.by == "mechanism" else "epsilon and delta alone allow"
-    return [*rows, (f"AUC that {whose}", allowed_auc(most.auc))]
+    if most is not None:
+        whose = "this run's noise allows" if most.by == "mechanism" else "epsilon and delta alone allow"
+        rows.append((f"AUC that {whose}", allowed_auc(most.auc)))
+    return rows
 
 
 def _promised_and_found(audit: Audit) -> str:
@@ -262,8 +252,7 @@ def _cell(audit: Audit, cell: Cell | None) -> str:
         return _filled(
             css, *(own or ("no number", cell.note or "no reason is given")), *([recovered] if recovered else [])
         )
-    low, high = cell.auc_interval or (None, None)
-    between = f"{shown(low)} to {shown(high)}" if cell.auc_interval else "no interval"
+    between = " to ".join(map(shown, cell.auc_interval or ())) or "no interval"
     _, word = MARKS[marked]
     if marked in ("leak", "within", "beyond") and not ranks_hold_up(cell, audit):
         tail = next(tail for tail in cell.tails if tail_holds_up(tail, cell, audit))

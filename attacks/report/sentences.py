@@ -155,22 +155,20 @@ def finding(audit: Audit) -> str:
 def headline(audit: Audit) -> str:
     """The finding, with the number of attacks behind it if not all were made."""
     found, made = finding(audit), tried_by_name(audit)
-    if audit.asked_for:
-        return f"{made}: {found[:1].lower()}{found[1:]}" if made else found
-    return found + (able(audit) if in_short(audit) == "none_found" else "")
+    return (f"{made}: {found[:1].lower()}{found[1:]}" if made else found) + able(audit)
 
 
 def headline_in_capitals(audit: Audit) -> str:
     """The headline of a terminal, with the number of attacks behind it if not all were made."""
-    short, made = in_short(audit), tried_by_name(audit)
-    found = _HEADLINES[short][1].format(uncovered=uncovered(audit))
-    return f"{f'{made}: ' if made else ''}{found}{able(audit) if short == 'none_found' else ''}"
+    made = tried_by_name(audit)
+    found = _HEADLINES[in_short(audit)][1].format(uncovered=uncovered(audit))
+    return f"{f'{made}: ' if made else ''}{found}{able(audit)}"
 
 
 def able(audit: Audit) -> str:
     """The number of attacks that found nothing, if not all were made: " by the 4 attacks ..."."""
     applied, total = len(_made(audit)), len(audit.attacks)
-    if audit.asked_for or applied == total:
+    if audit.asked_for or applied == total or in_short(audit) != "none_found":
         return ""
     these = "one attack that was" if applied == 1 else f"the {applied} attacks that were"
     return f" by {these} possible, of {total}"
@@ -202,12 +200,12 @@ def how_to_read(audit: Audit) -> str:
         f"An AUC says how often an attack picks the right one of two {units(audit)}, one {member} and one {non_member}: 1 is"
         " always, 0.5 is chance. An AUC below 0.5 does not show privacy: it is chance, or the score has the wrong sign."
     )
-    if cell.auc_interval is None or not cell.auc_interval[0] <= CHANCE <= cell.auc_interval[1]:
+    low, high = cell.auc_interval or (CHANCE, CHANCE)
+    if not low <= CHANCE <= high or high - low <= WIDE:
         return meaning
-    low, high = cell.auc_interval
     sizes = f"{shown(cell.members)} and {shown(cell.non_members)}"
-    wide = f" Here the interval, {shown(low)} to {shown(high)}, is wide: {sizes} are too few to show whether there is a leak."
-    return meaning + (wide if high - low > WIDE else "")
+    wide = f"Here the interval, {shown(low)} to {shown(high)}, is wide: {sizes} are too few to show whether there is a leak."
+    return f"{meaning} {wide}"
 
 
 def _made(audit: Audit) -> set[str]:
@@ -244,20 +242,18 @@ def found_out(audit: Audit) -> str:
 
 
 def _leak(audit: Audit) -> str:
-    covered = _marked(audit, "within") or _marked(audit, "beyond")
-    most = None if covered is None else allows(covered, audit)
-    limit = ""
-    if covered is not None and most is not None:
-        limit = f", which allows up to {at_most_hundred(most.auc)} of 100; it is {_rate(covered)}"
-    beside = f" The finding of {who(audit, covered.vantage)} is covered by the guarantee{limit}." if covered else ""
+    covered, beside = _marked(audit, "within") or _marked(audit, "beyond"), ""
+    if covered is not None and (most := allows(covered, audit)) is not None:
+        beside = (
+            f" The finding of {who(audit, covered.vantage)} is covered by the guarantee, which allows up to"
+            f" {at_most_hundred(most.auc)} of 100; it is {_rate(covered)}."
+        )
     return f"A leak was found, and {uncovered(audit)}. {_found_by(audit, 'leak')}{beside}"
 
 
 def _unsupported(audit: Audit) -> str:
     if not audit.of_membership:
         return "This audit says nothing about membership: no attack on it gave a result."
-    if _largest(audit) is None:
-        return "This audit cannot tell who was a member: it does not say how many units it compares."
     return (
         f"This audit cannot tell who was a member. It compares {_counts(audit)}; with fewer than"
         f" {ENOUGH} members or non-members a leak cannot be distinguished from luck."
@@ -330,12 +326,9 @@ def _marked(audit: Audit, wanted: str) -> Cell | None:
 
 def _found_by(audit: Audit, wanted: str) -> str:
     """The finding of the weakest adversary with this mark, and the strongest finding."""
-    held = [cell for cell in audit.of_membership if mark(cell, audit) == wanted]
-    weakest = min((cell.vantage for cell in held), key=audit.rank)
-    first = strongest([cell for cell in held if cell.vantage == weakest])
-    worst = strongest(held)
-    if first is None or worst is None:
-        return ""
+    marked = [cell for cell in audit.of_membership if mark(cell, audit) == wanted]
+    held = sorted(marked, key=lambda cell: -(cell.auc or 0.0))  # the strongest first
+    worst, first = held[0], min(held, key=lambda cell: audit.rank(cell.vantage))
     sentence = capital(_found(audit, first))
     if worst.vantage != first.vantage and (worst.auc or 0.0) > (first.auc or 0.0):
         sentence += f" {capital(who(audit, worst.vantage))} is {_rate(worst)}."
@@ -345,8 +338,7 @@ def _found_by(audit: Audit, wanted: str) -> str:
 def _found(audit: Audit, cell: Cell) -> str:
     """One cell in words: the adversary, its AUC, the interval, and a significant true-positive rate."""
     guesser = f"{who(audit, cell.vantage)} {'and' if cell.vantage == 'outsider' else 'that'} {guess(audit)}"
-    sentence = f"{guesser} is right in {hundred(cell.auc)} of 100 cases; a guess at"
-    sentence += " random is right in 50"
+    sentence = f"{guesser} is right in {hundred(cell.auc)} of 100 cases; a guess at random is right in 50"
     if cell.auc_interval is not None:
         low, high = cell.auc_interval
         side = "includes 50" if low <= CHANCE <= high else "does not include 50"
@@ -496,14 +488,10 @@ def texts(audit: Audit) -> str:
             once.setdefault((cell.attack, repr(figures)), cell)
     described: list[tuple[Cell, Attempt]] = []
     for cell in once.values():
-        first = best(attempts(cell))
-        if first is None:
-            continue
+        first, *others = sorted(attempts(cell), key=lambda one: (-one.share, -one.raw))
         described.append((cell, first))
         if first.how == "exact":  # and guesses with a larger share of words than it
-            other = best(tuple(one for one in attempts(cell) if one.how != "exact" and one.raw > first.raw))
-            if other is not None:
-                described.append((cell, other))
+            described += [(cell, one) for one in others if one.how != "exact" and one.raw > first.raw][:1]
     described.sort(key=lambda one: _ORDER.index(one[1].grade))
     return " ".join(_sentence(audit, cell, attempt) for cell, attempt in described)
 
@@ -520,7 +508,7 @@ def _sentence(audit: Audit, cell: Cell, attempt: Attempt) -> str:
             f", and {percent(mean.pairs)} of the pairs of word and place{_aside(mean.pairs_right, mean.usual_pairs)}"
         )
     sentence = f"{_LEADS[attempt.grade]}:{_HOW[how]} {who(audit, cell.vantage)} named {named}{_looked(cell, attempt)}"
-    if most is not None and (most.share(how), most.most or 0.0) > (mean.share(how), mean.most or 0.0):
+    if (most.share(how), most.most or 0.0) > (mean.share(how), mean.most or 0.0):
         sentence += f"; in the most exposed case {_named(most, how)}"
     return f"{sentence}."
 
@@ -561,7 +549,7 @@ def short(cell: Cell) -> str:
         return ""
     lead = "leak" if found.grade == "leak" else "part of the texts"
     of_mean = found.mean.share(found.how) == found.share
-    shown = found.mean if of_mean or found.most is None else found.most
+    shown = found.mean if of_mean else found.most
     where = [] if of_mean else ["most exposed"]
     where += [{"guessed": "guessed", "matched": "by optimisation"}[found.how]] if found.how != "exact" else []
     where += ["all rounds together"] if found.together else []
@@ -573,9 +561,9 @@ def estimated(audit: Audit) -> str:
     found, cell = estimates(audit), audit.main_cell
     if not found or cell is None:
         return ""
-    points = ("" if one.point is None else f"; most likely {at_least(one.point)}" for one in found)
-    named = ((at_least(one.epsilon), NAMES.get(one.name, one.name)) for one in found)
-    values = listed([f"{value} ({name}{point})" for (value, name), point in zip(named, points, strict=True)])
+    points = ["" if one.point is None else f"; most likely {at_least(one.point)}" for one in found]
+    named = [f"{at_least(one.epsilon)} ({NAMES.get(one.name, one.name)}" for one in found]
+    values = listed([f"{name}{point})" for name, point in zip(named, points, strict=True)])
     high = [one for one in found if cell.epsilon_accounted is not None and one.epsilon > cell.epsilon_accounted]
     assume = "Estimates of epsilon, which assume more than a random choice of members and prove nothing"
     return f"{assume}, are {values}.{_HIGH if high else ''}"

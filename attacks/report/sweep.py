@@ -166,21 +166,16 @@ def _caught(found: Tail | None) -> str:
 
 
 def _drawings(runs: Sequence[RunBeside]) -> tuple[str, str]:
-    epsilons = markup.limits(
-        "accounted epsilon and lower bound of every run", [bar for run in runs for bar in _bars(run)]
-    )
+    bars = []
+    for run in runs:
+        limit = "no limit" if run.epsilon is None else f"ε ≤ {at_most(run.epsilon)}"
+        written = "no lower bound" if run.epsilon_lower is None else f"ε ≥ {at_least(run.epsilon_lower)}"
+        bars.append(Bar(run.label, math.inf if run.epsilon is None else run.epsilon, limit))
+        bars.append(Bar("shown by its audit", run.epsilon_lower, written, "--second"))
+    epsilons = markup.limits("accounted epsilon and lower bound of every run", bars)
     return (
         figure("Accuracy and AUC", curves.drawn_scores("accuracy and AUC of every run", runs), _SCORES),
         figure("Accounted epsilon and lower bound", epsilons, _EPSILONS),
-    )
-
-
-def _bars(run: RunBeside) -> tuple[Bar, Bar]:
-    limit = "no limit" if run.epsilon is None else f"ε ≤ {at_most(run.epsilon)}"
-    written = "no lower bound" if run.epsilon_lower is None else f"ε ≥ {at_least(run.epsilon_lower)}"
-    return (
-        Bar(run.label, math.inf if run.epsilon is None else run.epsilon, limit),
-        Bar("shown by its audit", run.epsilon_lower, written, "--second"),
     )
 
 
