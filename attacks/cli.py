@@ -22,16 +22,15 @@ from attacks.prepared import command as prepared
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     any_model.add_arguments(parser)
-    inference.add_attribute(parser)
+    parser.add_argument("--attribute", metavar="COLUMN", help="guess this column of each text from its rest")
 
 
 def _audit_model(chosen: argparse.Namespace) -> int:
     return any_model.run(chosen) if chosen.attribute is None else inference.run(chosen)
 
 
-SUBCOMMANDS: dict[
-    str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]
-] = {
+Kind = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int | None]]
+SUBCOMMANDS: dict[str, Kind] = {
     "run": ("attack a run, and report what it gives away", of_run.add_run_arguments, of_run.run),
     "model": (
         "attack a model trained elsewhere, by texts that it saw and texts that it did not",

@@ -102,11 +102,6 @@ def longest(chosen: argparse.Namespace, task: str) -> int:
     return length
 
 
-def labels_of(chosen: argparse.Namespace) -> tuple[str, ...]:
-    """The classes that `--labels` names, in the order of the model's outputs."""
-    return tuple(chosen.labels.split(",")) if chosen.labels else ()
-
-
 def say(what: str) -> None:
     """Tell the user on the terminal what the audit is doing."""
     print(f"secure-fed: {what}", file=sys.stderr)

@@ -24,9 +24,7 @@ from attacks.options import (
     chosen_settings,
     exit_status,
     gives_scale,
-    labels_of,
     limit_of,
-    longest,
     require_columns,
     say,
 )
@@ -120,19 +118,14 @@ def _asked(chosen: argparse.Namespace) -> Asked:
     require_columns(task, chosen.text_b, chosen.label)
     settings = {} if config is not None else chosen_settings(chosen, task)
     data = DataConfig(train="of the user", task=task, **columns, **settings)
-    return Asked(
-        chosen.model,
-        chosen.members,
-        chosen.non_members,
-        data if config is None else replace(config.data, train="of the user", test=""),
-        chosen.adapter,
-        tuple(chosen.reference),
-        labels_of(chosen),
-        longest(chosen, task) if config is None else config.model.max_length,
-        chosen.device,
+    asked = Asked.of(chosen, chosen.members, chosen.non_members, data)
+    if config is not None:
+        data = replace(config.data, train="of the user", test="")
+        asked = replace(asked, data=data, max_length=config.model.max_length, config=config)
+    return replace(
+        asked,
         date=chosen.date or "",
         shadows=chosen.shadows or 0,
-        config=config,
         recall=chosen.recall,
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",

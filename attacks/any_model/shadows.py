@@ -147,17 +147,15 @@ def _trained(assembly: Assembly, examples: Sequence[Any], count: int, progress: 
         )
     problem, seed = assembly.problem, assembly.config.federation.seed
     pool = everything(problem)
-    numbers = lots(pool)
-    inside = coins(count, numbers, np.random.default_rng([seed, _COINS]))
+    inside = coins(count, lots(pool), np.random.default_rng([seed, _COINS]))
     # equal texts share their coins
     unit_of = {content(without_aside(unit.examples[0])): number for number, unit in enumerate(pool.units)}
     units = [unit_of[content(without_aside(examples[row]))] for row in range(len(examples))]
     assembly = replace(assembly, pools={**assembly.pools, "data": pool})
-    states = trained(assembly, inside, seed, progress).states
     device, batch = assembly.objective.device, assembly.config.evaluation.batch_size
     phi = [
         confidences(assembly.objective.load(state), examples, problem.collate, problem.confidence, batch, device)
-        for state in states
+        for state in trained(assembly, inside, seed, progress).states
     ]
     return Shadows(inside[:, units], np.stack(phi))
 

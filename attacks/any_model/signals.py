@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attacks import lira, rmia
 from attacks.adversary.null import Floats
 from attacks.any_model.outputs import in_options
-from attacks.any_model.subject import Subject, Texts, Tokens, plain_of, tokens_of
+from attacks.any_model.subject import Subject, Tokens, plain_of, tokens_of
 from attacks.catalogue import executed, guarded, refused
 from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.learning.data import sources
@@ -60,8 +60,7 @@ def calibrated(losses: Floats, references: Sequence[Floats]) -> Floats:
 
     With an adapter's base model as the reference, it is the log-likelihood ratio of Mireshghallah et al. 2022.
     """
-    difficulty: Floats = np.mean(np.stack(references), axis=0)
-    return difficulty - losses
+    return np.asarray(np.mean(np.stack(references), axis=0) - losses)
 
 
 def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
@@ -80,8 +79,7 @@ def offline(phi: Floats, reference_phi: Floats) -> dict[str, Floats]:
 
 def confident(losses: Floats, *, likely: bool) -> Floats:
     """(texts,) confidences from losses: the logit of exp(-loss) if that is a probability (`likely`), else -loss."""
-    found: Floats = confidence_of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses
-    return found
+    return np.asarray(confidence_of_likelihood(torch.from_numpy(-losses)).numpy() if likely else -losses)
 
 
 def per_zlib(tokens: Sequence[Tokens], texts: Sequence[str]) -> Floats:
@@ -116,8 +114,7 @@ def recall(tokens: Sequence[Tokens], conditional: Floats) -> Floats:
     predicted tokens has 0.
     """
     alone = np.array([one.said.sum() for one in tokens])
-    ratio: Floats = np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0)
-    return ratio
+    return np.asarray(np.divide(conditional, alone, out=np.zeros(len(alone)), where=alone < 0))
 
 
 def log_likelihoods_after(subject: Subject, file: Path) -> Floats:
@@ -177,8 +174,7 @@ def neighbourhood(losses: Floats, neighbours: Sequence[Floats]) -> Floats:
     """The mean loss of a text's neighbours minus its own (Mattern et al. 2023, arXiv 2305.18462): a memorised text has a far
     lower loss than its neighbours, which have one word changed. neighbours: (texts,) each, one of each text.
     """
-    around: Floats = np.mean(np.stack(neighbours), axis=0)
-    return around - losses
+    return calibrated(losses, neighbours)
 
 
 _WORD = re.compile(r"\w+")
@@ -198,21 +194,22 @@ def neighbour_losses(subject: Subject, count: int, masked: str = "") -> list[Flo
         raise UsageError(
             f"--neighbours changes words, and the labels of {subject.task.title} belong to single words: leave it out"
         )
-    task, rows = subject.task, subject.texts.rows
+    task, rows, field = subject.task, subject.texts.rows, "text"
     if isinstance(task, Chats):
         chats = [left for left, _, _ in task.turns(subject.tokenizer, rows, subject.asked.max_length)]
         marks = [next(one for one in _MARKS if all(one not in said for _, said in chat)) for chat in chats]
         answers = [[said for role, said in chat if role == ASSISTANT] for chat in chats]
         texts = [mark.join(said) for mark, said in zip(marks, answers, strict=True)]
     else:
-        field = "text_b" if subject.language_model and rows.text_b is not None else "text"
+        field = "text_b" if subject.language_model and rows.text_b is not None else field
         texts = [_read(text, subject) for text in getattr(rows, field)]
     made = _swapped(texts, count, masked) if masked else [dropped(text, count) for text in texts]
     near = [[of_text[number] for of_text in made] for number in range(count)]
+    read: Sequence[Sequence[Any]] = near
     if isinstance(task, Chats):
         parts = [[text.split(mark) for text, mark in zip(some, marks, strict=True)] for some in near]
-        return [_losses(subject, "text", _in_room(subject, chats, some)) for some in parts]
-    return [_losses(subject, field, some) for some in near]
+        read = [_in_room(subject, chats, some) for some in parts]
+    return [subject.reading(replace(rows, **{field: tuple(some)})).losses() for some in read]
 
 
 def _in_room(subject: Subject, chats: Sequence[Chat], answers: Sequence[Sequence[str]]) -> list[Chat]:
@@ -241,13 +238,6 @@ def _read(text: str, subject: Subject) -> str:
         return text
     read = subject.tokenizer(text, truncation=True, max_length=subject.asked.max_length, return_offsets_mapping=True)
     return text[: max((int(end) for _, end in read["offset_mapping"]), default=0)]
-
-
-def _losses(subject: Subject, field: str, texts: Sequence[Any]) -> Floats:
-    own = subject.texts
-    rows = replace(own.rows, **{field: tuple(texts)})
-    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
-    return replace(subject, texts=Texts(rows, own.members, encoded)).losses()
 
 
 def _swapped(texts: Sequence[str], count: int, name: str) -> list[list[str]]:

@@ -8,6 +8,7 @@ their tokens.
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from attacks.any_model.outputs import (
     require_same_order,
 )
 from attacks.evidence.baseline import when
+from attacks.options import longest
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.export.export import label_scale_of
@@ -84,6 +86,13 @@ class Asked:
     all_in: str = "DIR"
     scale_given: bool = False
 
+    @classmethod
+    def of(cls, chosen: Namespace, members: Path, others: Path | None, data: DataConfig) -> Asked:
+        """The request of a command's options: model, --adapter, --device, --reference, --labels and --max-length."""
+        references, labels = tuple(chosen.reference), tuple(chosen.labels.split(",")) if chosen.labels else ()
+        of_model = chosen.adapter, references, labels, longest(chosen, data.task), chosen.device
+        return cls(chosen.model, members, others, data, *of_model)
+
     @property
     def heading(self) -> dict[str, Any]:
         """The first entries of every record about the model."""
@@ -117,6 +126,11 @@ class Subject:
     @property
     def language_model(self) -> bool:
         return self.task.auto == "AutoModelForCausalLM"
+
+    def reading(self, rows: Rows) -> Subject:
+        """The model with other texts in the place of these, one for each."""
+        encoded = self.task.encode(self.tokenizer, rows, self.asked.max_length)
+        return replace(self, texts=Texts(rows, self.texts.members, encoded))
 
     def losses(self, switch: Switch = nullcontext) -> Floats:
         """(texts,) the task's loss of each text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     texts = "texts that were in the training; the model gets their beginnings"
     add("texts", type=Path, metavar="FILE", help=texts)
-    add(
-        "--task",
-        choices=_TASKS,
-        default=_TASKS[0],
-        metavar="TASK",
-        help=f"{' or '.join(_TASKS)} (default: {_TASKS[0]})",
-    )
+    either = " or ".join(_TASKS)
+    add("--task", choices=_TASKS, default=_TASKS[0], metavar="TASK", help=f"{either} (default: {_TASKS[0]})")
     add("--text", metavar="COLUMN", help="as data.text")
     add("--text-b", metavar="COLUMN", help="as data.text_b")
     add("--prefix", type=int, metavar="TOKENS", help=f"length of the beginning (default: {PREFIX})")
@@ -47,13 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--answers", action="store_true", help=answers)
     add("--max-length", type=int, metavar="TOKENS", help=f"cut longer conversations (--task chat; default: {OF_CHATS})")
     add_chat_template(parser)
-    add(
-        "--reference",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a model that never saw the texts; may be repeated",
-    )
+    unseen = "a model that never saw the texts; may be repeated"
+    add("--reference", action="append", default=[], metavar="NAME", help=unseen)
     add("--show-texts", action="store_true", help="print the texts that came back")
     add_limit(parser, "extracted")
 
@@ -75,7 +64,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     require_columns(task, chosen.text_b, None)
     settings = chosen_settings(chosen, task)
-    data = replace(DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or ""), **settings)
+    data = DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or "", **settings)
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
     subject = opened(Asked(chosen.model, chosen.texts, None, data, *of_model, all_in="FILE"))
@@ -101,19 +90,16 @@ def _show(facts: dict[str, Any]) -> None:
     console.print(
         f"{facts['model']}{adapter}: {facts['only_by_the_model']} of {facts['tried']} texts came back", style="bold"
     )
-    controls = any(one["never_saw"] for one in facts["readers"])
+    controls = ". There is no reference that never saw them: add --reference."
+    if any(one["never_saw"] for one in facts["readers"]):
+        controls = ", and by no model that never saw it."
     of_texts = " of its texts" if facts["task"] == "chat" else ""
     begun = f"its first {facts['prefix']} tokens{of_texts}"
     if facts["prefix"] is None:
         begun = "everything before its last answer"
     console.print(
         f"Given {begun}, each of these was continued by its own next {facts['suffix']}, verbatim or "
-        f"nearly (at most {1 - facts['near_from']:.0%} of the tokens edited)"
-        + (
-            ", and by no model that never saw it."
-            if controls
-            else ". There is no reference that never saw them: add --reference."
-        )
+        f"nearly (at most {1 - facts['near_from']:.0%} of the tokens edited){controls}"
     )
     if facts["returned"]:
         rows = ", ".join(str(one["text"]) for one in facts["returned"])

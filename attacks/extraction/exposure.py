@@ -76,10 +76,6 @@ class Template:
             raise ConfigError(f"--digits is {self.digits}: a secret has from 1 to {_MOST_DIGITS} digits")
 
     @property
-    def named(self) -> bool:
-        return _NAME in self.text
-
-    @property
     def space(self) -> int:
         """The number of secrets."""
         return int(10**self.digits)
@@ -105,7 +101,8 @@ class Template:
 
     def drawn(self, count: int, stream: Stream) -> list[Planted]:
         """`count` different canaries. ConfigError if the template allows fewer."""
-        if not self.named and count > self.space // 10:
+        named = _NAME in self.text
+        if not named and count > self.space // 10:
             raise ConfigError(
                 f"{count} canaries need a template with {{name}}, or more --digits than {self.digits}: without a name only a "
                 "tenth of the secrets is planted"
@@ -114,7 +111,7 @@ class Template:
         while len(found) < count:
             name = "".join(_LETTERS[index] for index in uniform(stream, len(_LETTERS), _LENGTH))
             secret = int(uniform(stream, self.space, 1)[0])
-            one = Planted(name if self.named else "", f"{secret:0{self.digits}d}")
+            one = Planted(name if named else "", f"{secret:0{self.digits}d}")
             found.setdefault(one.name or one.secret, one)
         return list(found.values())
 
@@ -142,9 +139,9 @@ class Exposure:
 
     exposure: float
     interval: tuple[float, float]
+    modelled: float | None
     ahead: int
     tried: int
-    modelled: float | None = None
 
 
 def exposures(
@@ -183,9 +180,8 @@ def exposures(
         drawn = range(template.space - 1) if whole else rng.choice(template.space - 1, samples, replace=False).tolist()
         # its own, and all others or a sample
         by_secret = of(one, [None, *(secret + (secret >= own) for secret in drawn)])
-        found.append(
-            exact(by_secret[0], by_secret[1:]) if whole else sampled(by_secret[0], by_secret[1:], template.space)
-        )
+        first, others = by_secret[0], by_secret[1:]
+        found.append(exact(first, others) if whole else sampled(first, others, template.space))
     return found
 
 
@@ -193,7 +189,7 @@ def exact(own: float, others: Floats) -> Exposure:
     """The exposure from the log-perplexities of all other secrets (Carlini et al. 2019, section 4.2)."""
     ahead = int((others <= own).sum())
     found = math.log2(len(others) + 1) - math.log2(ahead + 1)
-    return Exposure(found, (found, found), ahead, len(others))
+    return Exposure(found, (found, found), None, ahead, len(others))
 
 
 def sampled(own: float, others: Floats, space: int) -> Exposure:
@@ -207,7 +203,7 @@ def sampled(own: float, others: Floats, space: int) -> Exposure:
     most = math.log2(space)
     interval = tuple(most - math.log2(1 + share * (space - 1)) for share in (high, low))
     found = math.log2(tried + 1) - math.log2(ahead + 1)
-    return Exposure(found, (interval[0], interval[1]), ahead, tried, min(most, modelled(own, others)))
+    return Exposure(found, (interval[0], interval[1]), min(most, modelled(own, others)), ahead, tried)
 
 
 def modelled(own: float, others: Floats) -> float:
@@ -285,5 +281,4 @@ def log_likelihoods(model: Any, ids: Tensor, labels: Tensor) -> Floats:
     """
     with rows_together():
         losses, _ = token_losses(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels})
-    sums: Floats = -losses.double().sum(1).cpu().numpy()
-    return sums
+    return np.asarray(-losses.double().sum(1).cpu().numpy())

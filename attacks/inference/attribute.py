@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attacks.adversary.null import Bools, Floats
-from attacks.any_model.subject import Subject, Texts
+from attacks.any_model.subject import Subject
 from attacks.options import Say
 from secure_fed.errors import DataError, UsageError
 from secure_fed.learning.data import files
@@ -108,13 +108,7 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
         "members": int(members.sum()),
         "non_members": int((~members).sum()),
         "guesses": [
-            {
-                "by": name,
-                "members": one.members,
-                "others": one.others,
-                "advantage": one.advantage,
-                "p_value": one.p_value,
-            }
+            {"by": name} | {part: getattr(one, part) for part in ("members", "others", "advantage", "p_value")}
             for name, one in rows.items()
         ],
         "verdict": _verdict(rows),
@@ -125,18 +119,16 @@ def audited(subject: Subject, found: Attribute, say: Say) -> dict[str, Any]:
 def guesses(losses: Floats, prior: Floats) -> Indices:
     """(records,) the index of the guessed value; losses: (records, values) with each value in its place; prior: (values,)."""
     with np.errstate(divide="ignore"):
-        found: Indices = np.argmax(np.log(prior)[None] - losses, axis=1)
-    return found
+        return np.asarray(np.argmax(np.log(prior)[None] - losses, axis=1))
 
 
 def prior(values: Indices, count: int) -> Floats:
     """(count,) the smoothed share of each value, never 0."""
     counted = np.bincount(values, minlength=count) + 1.0
-    shares: Floats = counted / counted.sum()
-    return shares
+    return np.asarray(counted / counted.sum())
 
 
-def without_model(texts: list[str], values: Indices, members: Bools, seed: int = 0) -> Indices:
+def without_model(texts: list[str], values: Indices, members: Bools) -> Indices:
     """The guesses of a bag-of-words classifier trained on the others alone, on texts without the attribute and without the
     model.
 
@@ -149,7 +141,7 @@ def without_model(texts: list[str], values: Indices, members: Bools, seed: int =
     counted = CountVectorizer(binary=True).fit_transform(texts)
     found = np.full(len(values), np.bincount(values[~members]).argmax())
     outside = np.flatnonzero(~members)
-    folds = KFold(min(5, len(outside)), shuffle=True, random_state=seed).split(outside)
+    folds = KFold(min(5, len(outside)), shuffle=True, random_state=0).split(outside)
     tasks = [(outside[train], outside[test]) for train, test in folds] + [(outside, np.flatnonzero(members))]
     for train, test in tasks:
         if len(set(values[train])) > 1:
@@ -185,12 +177,10 @@ def advantage(right: Bools, members: Bools) -> Advantage:
 def _losses(subject: Subject, found: Attribute, index: int, say: Say) -> Floats:
     """(records,) -log P of each record (or of its label) under the model, with this value instead of its own."""
     say(f"reading the records with {found.name} = {found.values[index]}")
-    rows = _with_value(subject, found, index)
-    encoded = subject.task.encode(subject.tokenizer, rows, subject.asked.max_length)
-    changed_subject = replace(subject, texts=Texts(rows, subject.texts.members, encoded))
+    changed = subject.reading(_with_value(subject, found, index))
     if subject.language_model:  # its loss is a mean over tokens
-        return np.array([-one.said.sum() for one in changed_subject.tokens()])
-    return changed_subject.losses()
+        return np.array([-one.said.sum() for one in changed.tokens()])
+    return changed.losses()
 
 
 def _with_value(subject: Subject, found: Attribute, index: int) -> Rows:
@@ -205,10 +195,8 @@ def _with_value(subject: Subject, found: Attribute, index: int) -> Rows:
 
 def _row(index: int, subject: Subject) -> str:
     """A row of one of the two files, counted from 1."""
-    members, others = subject.kept
-    if index < len(members):
-        return f"row {members[index] + 1} of --members"
-    return f"row {others[index - len(members)] + 1} of --non-members"
+    option = "--members" if index < subject.texts.members else "--non-members"
+    return f"row {subject.places[index] + 1} of {option}"
 
 
 def _place(value: str) -> re.Pattern[str]:

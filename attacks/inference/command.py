@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attacks.options import add_limit, cannot_tell, exit_status, labels_of, limit_of, longest, refuse, say
+from attacks.options import add_limit, cannot_tell, exit_status, limit_of, refuse, say
 from secure_fed.errors import UsageError
 
 _UNREAD = (
@@ -15,12 +15,6 @@ _UNREAD = (
     "label_centre label_scale chat_template"
 )
 _TASKS = ("classification", "multi_label", "regression", "causal_lm")
-
-
-def add_attribute(parser: argparse.ArgumentParser) -> None:
-    """Add to `audit model` the option that asks for the audit of an attribute in its place."""
-    what = "guess this column of each text from its rest"
-    parser.add_argument("--attribute", metavar="COLUMN", help=what)
 
 
 def add_share(parser: argparse.ArgumentParser) -> None:
@@ -48,8 +42,7 @@ def run(chosen: argparse.Namespace) -> int:
 
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
     data = DataConfig("", "of the user", "", task, *columns)
-    of_model = chosen.adapter, (), labels_of(chosen), longest(chosen, task), chosen.device
-    subject = opened(Asked(chosen.model, chosen.members, chosen.non_members, data, *of_model))
+    subject = opened(Asked.of(chosen, chosen.members, chosen.non_members, data))
     found = attribute(subject, chosen.attribute)
     facts = audited(subject, found, say)
     print(json.dumps(facts)) if chosen.json else _show(facts)

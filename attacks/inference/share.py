@@ -104,8 +104,7 @@ def facts(run_dir: Path, word: str, found: Shares, true: Floats, public: float) 
 def _numbers(server: LyingServer, client: int, examples: Sequence[Any] | None) -> Floats:
     """(numbers,) a client's update for an honest request."""
     answer = server.answer(client, server.honest, examples)
-    flat: Floats = Layout.of(answer).flatten(answer, torch.float64).numpy()
-    return flat
+    return np.asarray(Layout.of(answer).flatten(answer, torch.float64).numpy())
 
 
 def _says(tokenizer: Any, word: str) -> Callable[[Any], bool]:

@@ -23,9 +23,7 @@ from attacks.options import (
     chosen_settings,
     exit_status,
     gives_scale,
-    labels_of,
     limit_of,
-    longest,
     refuse,
     require_columns,
     say,
@@ -61,22 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_preparing(parser: argparse.ArgumentParser) -> None:
     """Add the options of `audit prepare`."""
-    parser.add_argument("data", type=Path, metavar="DATA", help="a JSON Lines, CSV or Parquet file (.gz too)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--task", choices=TASKS, default="classification", help="default: classification")
+    add = parser.add_argument
+    add("data", type=Path, metavar="DATA", help="a JSON Lines, CSV or Parquet file (.gz too)")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    add("--task", choices=TASKS, default="classification", help="default: classification")
     for name in ("text", "text-b", "label"):
-        parser.add_argument(f"--{name}", default="", metavar="COLUMN", help=f"as data.{name.replace('-', '_')}")
-    planted = (
-        "candidates: rows of the data, rows with wrong labels, or sentences with random secrets (default: none, rows)"
-    )
-    parser.add_argument("--canaries", choices=KINDS, default="none", help=planted)
-    parser.add_argument("--count", type=int, metavar="M", help="candidates (default: 1000, or half the rows if fewer)")
-    parser.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="how often a planted candidate is in the file"
-    )
-    parser.add_argument("--template", metavar="TEXT", help=_TEMPLATE)
-    parser.add_argument("--digits", type=int, metavar="N", help="digits of a secret (default: 6)")
-    parser.add_argument("--json", action="store_true", help="print prepared.json")
+        add(f"--{name}", default="", metavar="COLUMN", help=f"as data.{name.replace('-', '_')}")
+    planted = "rows of the data, rows with wrong labels, or sentences with random secrets (default: none, rows)"
+    add("--canaries", choices=KINDS, default="none", help=f"candidates: {planted}")
+    add("--count", type=int, metavar="M", help="candidates (default: 1000, or half the rows if fewer)")
+    add("--repeat", type=int, default=1, metavar="N", help="how often a planted candidate is in the file")
+    add("--template", metavar="TEXT", help=_TEMPLATE)
+    add("--digits", type=int, metavar="N", help="digits of a secret (default: 6)")
+    add("--json", action="store_true", help="print prepared.json")
 
 
 def prepare(chosen: argparse.Namespace) -> None:
@@ -134,12 +129,8 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _exposure(chosen: argparse.Namespace) -> int:
     """Print the exposure of the planted secrets; the exit status shows whether the members' mean is above the limit."""
-    limit = limit_of(
-        chosen.fail_above,
-        "exposure",
-        "beside --exposure give exposure= and a number from 0, such as exposure=3",
-        math.inf,
-    )
+    give = "beside --exposure give exposure= and a number from 0, such as exposure=3"
+    limit = limit_of(chosen.fail_above, "exposure", give, math.inf)
     tried = chosen.secrets_tried
     if tried is not None and tried < 1:
         raise ConfigError(f"--secrets-tried is {tried}; it must be at least 1, and 1000 to see ten bits")
@@ -164,24 +155,13 @@ def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
 
     settings = chosen_settings(chosen, manifest.task)
     columns = manifest.text, manifest.text_b, manifest.label
-    data = replace(DataConfig("", "of the user", "", manifest.task, *columns), **settings)
-    asked = Asked(
-        chosen.model,
-        chosen.prepared / CANDIDATES,
-        None,
-        data,
-        chosen.adapter,
-        tuple(chosen.reference),
-        labels_of(chosen),
-        longest(chosen, manifest.task),
-        chosen.device,
-        manifest.classes,
-        scale_given=gives_scale(settings),
-    )
-    return opened(asked)
+    data = DataConfig("", "of the user", "", manifest.task, *columns, **settings)
+    asked = Asked.of(chosen, chosen.prepared / CANDIDATES, None, data)
+    return opened(replace(asked, classes=manifest.classes, scale_given=gives_scale(settings)))
 
 
 def _show(found: dict[str, Any]) -> None:
+    from attacks.report.phrases import ends
     from secure_fed.report.terminal import PlainConsole
 
     console, adapter = PlainConsole(), f" with {found['adapter']}" if found["adapter"] else ""
@@ -190,10 +170,9 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"{found['model']}{adapter}: {head}", style="bold")
     for sentence in found["sentences"]:
         console.print(sentence)
-    low, high = found["auc_interval"]
     console.print(
         f"{found['members']} of {found['candidates']} candidates were in the training; their {found['score']} separates them "
-        f"from the others with an AUC of {found['auc']:.3f} ({low:.3f} to {high:.3f}); .500 is chance"
+        f"from the others with an AUC of {found['auc']:.3f}{ends(found['auc_interval'])}; .500 is chance"
     )
     console.print("It assumes that")
     for one in found["assumes"]:

@@ -44,10 +44,9 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
             f"all {len(members)} candidates of {folder} are on one side, in the training or left out, so there is nothing to "
             "compare them with: prepare and train again, with a larger --count"
         )
-    found, asked = judged(scores, members, manifest, delta), subject.asked
-    bound = asdict(found.bound)
+    found = judged(scores, members, manifest, delta)
     return {
-        **asked.heading,
+        **subject.asked.heading,
         "prepared": str(folder),
         "task": subject.task.title,
         "candidates": manifest.candidates,
@@ -56,10 +55,10 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
         "unit": found.unit,
         "delta": delta,
         "confidence": 1 - found.bound.significance,
-        "epsilon_lower": bound["epsilon"],
-        "epsilon_most": bound["most"],
-        "guesses": bound["guesses"],
-        "right": bound["right"],
+        "epsilon_lower": found.bound.epsilon,
+        "epsilon_most": found.bound.most,
+        "guesses": found.bound.guesses,
+        "right": found.bound.right,
         "score": name,
         **to_dict(found.ranking),
         "sentences": [*found.sentences, *subject.notes],
@@ -69,7 +68,12 @@ def audited(subject: Subject, folder: Path, manifest: Manifest, delta: float, sa
 
 def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
     """The name of the single score, chosen by the available inputs and not by results, and its (candidates,) values."""
-    require_room(subject)
+    # each has a coin, so none may be without a score
+    if short := int((subject.texts.examples.lengths == 0).sum()):
+        raise UsageError(
+            f"{short} of {len(subject.texts.rows)} candidates have no room in {subject.asked.max_length} tokens: raise "
+            "--max-length"
+        )
     say("reading the candidates with the model")
     losses = subject.losses()
     if not (subject.base or subject.asked.references):
@@ -78,39 +82,14 @@ def scored(subject: Subject, say: Say) -> tuple[str, Floats]:
     return "loss beside references", signals.calibrated(losses, subject.reference_losses())
 
 
-def require_room(subject: Subject) -> None:
-    """Refuse conversations without room: they would have no score, and each has a coin."""
-    if short := int((subject.texts.examples.lengths == 0).sum()):
-        raise UsageError(
-            f"{short} of {len(subject.texts.rows)} candidates have no room in {subject.asked.max_length} tokens: raise "
-            "--max-length"
-        )
-
-
 @dataclass(frozen=True)
 class Judged:
-    """bound: on epsilon at `delta`, for trainings with and without one unit."""
+    """bound: on epsilon, for trainings with and without one unit."""
 
     bound: Bound
     ranking: Ranking
-    delta: float
     unit: str
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        confidence = f"{1 - self.bound.significance:.0%}"
-        if self.bound.epsilon is None:
-            return (f"Nothing can be shown: {self.bound.how}.",)
-        found = (
-            f"No guarantee of an epsilon below {self.bound.epsilon:.2f} at delta {self.delta:g} holds for {self.unit}, with "
-            f"{confidence} confidence"
-        )
-        if not self.bound.epsilon:
-            found = f"No epsilon is ruled out, not even 0 at delta {self.delta:g}: nothing was shown about {self.unit}"
-        most = (
-            f"With this number of candidates the bound is at most {self.bound.most:.2f}, even if every guess is right."
-        )
-        return f"{found}: {self.bound.how}.", most
+    sentences: tuple[str, ...]
 
 
 def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> Judged:
@@ -124,7 +103,15 @@ def judged(scores: Floats, members: Bools, manifest: Manifest, delta: float) -> 
     unit = _UNITS[manifest.kind]
     if manifest.repeat > 1:
         unit = f"{manifest.repeat} copies of {unit} together"
-    return Judged(bound, rank(scores[members], scores[~members]), delta, unit)
+    said = [f"Nothing can be shown: {bound.how}."]
+    if bound.epsilon is not None:
+        found = f"No epsilon is ruled out, not even 0 at delta {delta:g}: nothing was shown about {unit}"
+        if bound.epsilon:
+            held = f"No guarantee of an epsilon below {bound.epsilon:.2f} at delta {delta:g} holds for {unit}"
+            found = f"{held}, with {1 - bound.significance:.0%} confidence"
+        most = f"With this number of candidates the bound is at most {bound.most:.2f}, even if every guess is right."
+        said = [f"{found}: {bound.how}.", most]
+    return Judged(bound, rank(scores[members], scores[~members]), unit, tuple(said))
 
 
 def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | None, say: Say) -> dict[str, Any]:
@@ -146,15 +133,7 @@ def exposed(subject: Subject, folder: Path, manifest: Manifest, samples: int | N
         "members": _of([one for one, member in zip(found, members, strict=True) if member]),
         "others": _of([one for one, member in zip(found, members, strict=True) if not member]),
         "secrets": [
-            {
-                "name": one.name,
-                "member": bool(member),
-                "exposure": each.exposure,
-                "interval": list(each.interval),
-                "modelled": each.modelled,
-                "ahead": each.ahead,
-                "tried": each.tried,
-            }
+            {"name": one.name, "member": member} | asdict(each)
             for one, each, member in zip(planted, found, members, strict=True)
         ],
     }

@@ -249,7 +249,9 @@ def test_an_audit_that_cannot_tell_says_why() -> None:
         (high, low, 7.0, "an exposure is at most 6.64"),
     ):
         groups = {"members": members, "others": others}
-        summaries = {name: _of([Exposure(one, (one, one), 1, 99) for one in values]) for name, values in groups.items()}
+        summaries = {
+            name: _of([Exposure(one, (one, one), None, 1, 99) for one in values]) for name, values in groups.items()
+        }
         facts = {"space": 100, "secrets": [{"tried": 99}], **summaries}
         assert (why in untold(facts, limit)) if why else not untold(facts, limit)
         assert ("This audit is invalid" in sentences(facts)[0]) == ("as well" in why)
