@@ -106,30 +106,24 @@ class LyingServer:
 
         told: tensors sent to single clients instead of `tensors`. held: examples that replace single clients' own.
         """
+        masks, server, usual = self.assembly.masks, self.assembly.server, self.request(tensors)
         requests = {client: self.request((told or {}).get(client, tensors)) for client in cohort}
         everybody = {one: self._holding(one, (held or {}).get(one)) for one in cohort if one < self.clients}
-        if self.assembly.masks is None:
+        if masks is None:
             return _added([self._handled(client, requests[one]) for one, client in everybody.items()])
-        members = self.assembly.masks.clients
-        before = {one: members[one].client for one in everybody}
+        before = {one: masks.clients[one].client for one in everybody}
         try:
             for one, client in everybody.items():
-                members[one].client = client
-            return self._masked_sum(cohort, self.request(tensors), requests)
+                masks.clients[one].client = client
+            masks.begin(None)
+            layout = server.layout(replace(self.assembly.initial, round=self.round), usual.pass_name)
+            transport = _Telling(InProcess(masks.clients), requests, usual.digest)
+            return server.gather(list(cohort), usual, layout, transport).total.total()
         except expected() as error:
             raise Refused(str(error)) from error
         finally:
             for one, client in before.items():
-                members[one].client = client
-
-    def _masked_sum(self, cohort: Sequence[int], usual: Request, requests: Mapping[int, Request]) -> Tensors:
-        masks, server = self.assembly.masks, self.assembly.server
-        if masks is None:
-            raise Refused("the run has no masks")
-        masks.begin(None)
-        layout = server.layout(replace(self.assembly.initial, round=self.round), usual.pass_name)
-        transport = _Telling(InProcess(masks.clients), requests, usual.digest)
-        return server.gather(list(cohort), usual, layout, transport).total.total()
+                masks.clients[one].client = client
 
     def simulated_sum(self, answers: Sequence[Tensors]) -> Tensors:
         """The sum of contributions that the server simulated, with one share of noise for each."""

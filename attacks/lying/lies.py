@@ -47,7 +47,9 @@ class Head:
     @classmethod
     def of(cls, server: LyingServer, example: Any) -> Head:
         """The head of the federation's model, after a check on an example that it computes the assumed formula."""
-        initial, sent = server.honest, _sent(server)
+        initial, assembly = server.honest, server.assembly
+        trainable = assembly.method.plan(State(initial, round=server.round)).trainable
+        sent = set(trainable) & set(initial) - set(assembly.server.personal)  # neither frozen nor personal
         names = [name for name in server.assembly.problem.head if name in sent]
         weights = [name for name in names if name.endswith("weight") and initial[name].shape[1:]]
         pairs = [
@@ -59,25 +61,22 @@ class Head:
         for inner, outer in pairs:
             hidden, width = initial[inner].shape
             head = cls(inner[: -len(".weight")], outer[: -len(".weight")], width, hidden, initial[outer].shape[0])
-            if f"{head.inner}.bias" in sent and f"{head.outer}.bias" in sent and head.holds(server, example):
+            if sent.issuperset(head.names) and head.holds(server, example):
                 return head
         raise Inapplicable(_NO_HEAD)
 
-    def tensors(self, w: Tensor, b: Tensor, v: Tensor, c: Tensor) -> Tensors:
-        """The head's four tensors by their names."""
-        return Tensors(
-            {
-                f"{self.inner}.weight": w.float().contiguous(),
-                f"{self.inner}.bias": b.float().contiguous(),
-                f"{self.outer}.weight": v.float().contiguous(),
-                f"{self.outer}.bias": c.float().contiguous(),
-            }
-        )
+    @property
+    def names(self) -> list[str]:
+        """The names of W, b, V and c."""
+        return [f"{layer}.{part}" for layer in (self.inner, self.outer) for part in ("weight", "bias")]
+
+    def tensors(self, *given: Tensor) -> Tensors:
+        """The head's four tensors W, b, V and c by their names."""
+        return Tensors((name, part.float().contiguous()) for name, part in zip(self.names, given, strict=True))
 
     def changes(self, update: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The update of W (h, d), b (h,), V (classes, h) and c (classes,), in float64."""
-        names = (f"{self.inner}.weight", f"{self.inner}.bias", f"{self.outer}.weight", f"{self.outer}.bias")
-        w, b, v, c = (update.tensor(name).double() for name in names)
+        """The part of an update, or of a state, for W (h, d), b (h,), V (classes, h) and c (classes,), in float64."""
+        w, b, v, c = (update.tensor(name).double() for name in self.names)
         return w, b, v, c
 
     def inputs(self, server: LyingServer, examples: Sequence[Any]) -> Tensor:
@@ -92,8 +91,7 @@ class Head:
             x, outputs = self._captured(server, [example])
         except (KeyError, AttributeError, TypeError, RuntimeError):
             return False
-        w, b = (server.honest.tensor(f"{self.inner}.{end}").double() for end in ("weight", "bias"))
-        v, c = (server.honest.tensor(f"{self.outer}.{end}").double() for end in ("weight", "bias"))
+        w, b, v, c = self.changes(server.honest)
         if x.shape != (1, self.width) or outputs.shape != (1, self.classes):
             return False
         return bool(torch.allclose((x @ w.T + b).tanh() @ v.T + c, outputs, atol=1e-3))
@@ -102,30 +100,20 @@ class Head:
         """The inputs of the hidden layer, and the outputs of the last layer."""
         objective = server.assembly.objective
         model: nn.Module = objective.load(server.honest).eval()
+        inner, outer = model.get_submodule(self.inner), model.get_submodule(self.outer)
         caught: dict[str, Tensor] = {}
-        hooks = [
-            model.get_submodule(self.inner).register_forward_pre_hook(
-                lambda module, given: caught.__setitem__("x", given[0].detach().double().cpu())
-            ),
-            model.get_submodule(self.outer).register_forward_hook(
-                lambda module, given, out: caught.__setitem__("out", out.detach().double().cpu())
-            ),
-        ]
+
+        def keep(name: str, value: Tensor) -> None:
+            caught[name] = value.detach().double().cpu()
+
+        before = inner.register_forward_pre_hook(lambda module, given: keep("x", given[0]))
+        behind = outer.register_forward_hook(lambda module, given, out: keep("out", out))
         try:
-            with torch.no_grad():
+            with before, behind, torch.no_grad():
                 objective.loss(model, to_device(server.assembly.problem.collate(examples), objective.device))
         finally:
-            for hook in hooks:
-                hook.remove()
             model.train()
         return caught["x"], caught["out"]
-
-
-def _sent(server: LyingServer) -> set[str]:
-    """The names of the tensors that clients train and send in the round: neither frozen nor personal."""
-    assembly = server.assembly
-    plan = assembly.method.plan(State(server.honest, round=server.round))
-    return set(plan.trainable) & set(server.honest) - set(assembly.server.personal)
 
 
 _NARROW = 3.0  # windows to a bin
@@ -198,11 +186,9 @@ def alarm(head: Head, target: Tensor, public: Tensor, limit: float) -> Tensors:
     gap = float(target @ u - (public @ u).quantile(0.99))
     slope = _FLAT / max(gap, 1e-3)
     slope = min(slope, 0.999 * limit / max(float(u.abs().max()), abs(float(target @ u))))
-    w, b = torch.zeros(head.hidden, head.width, dtype=torch.float64), torch.zeros(head.hidden, dtype=torch.float64)
-    w[:] = slope * u
-    b[:] = -slope * float(target @ u)
-    v = torch.zeros(head.classes, head.hidden, dtype=torch.float64)
-    v[0], v[1:] = _LOUD / head.hidden, -_LOUD / head.hidden
+    w, b = (slope * u).expand(head.hidden, -1), torch.full((head.hidden,), -slope * float(target @ u))
+    v = torch.full((head.classes, head.hidden), -_LOUD / head.hidden)
+    v[0] = _LOUD / head.hidden
     return head.tensors(w, b, v, torch.zeros(head.classes))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -92,22 +93,13 @@ class Rate:
 
 def rate(outcomes: Sequence[Outcome]) -> Rate:
     """The rate of these trials."""
-    loud = [one for one in outcomes if not one.quiet]
-    hits = sum(one.hit for one in loud)
+    loud, quiet = ([one for one in outcomes if one.quiet is kind] for kind in (False, True))
+    hits, alarms = (sum(one.hit for one in some) for some in (loud, quiet))
     answered = [one.guess for one in outcomes if not one.refused]
+    guess = sum(answered) / len(answered) if answered else 0.0
     refusals = [one.refused for one in outcomes if one.refused]
-    quiet = [one for one in outcomes if one.quiet]
-    interval = binomtest(hits, len(loud)).proportion_ci(0.95) if loud else (0.0, 1.0)
-    return Rate(
-        hits,
-        len(loud),
-        (float(interval[0]), float(interval[1])),
-        sum(answered) / len(answered) if answered else 0.0,
-        len(refusals),
-        refusals[0] if refusals else "",
-        sum(one.hit for one in quiet),
-        len(quiet),
-    )
+    low, high = map(float, binomtest(hits, len(loud)).proportion_ci(0.95) if loud else (0.0, 1.0))
+    return Rate(hits, len(loud), (low, high), guess, len(refusals), "".join(refusals[:1]), alarms, len(quiet))
 
 
 @dataclass(frozen=True)
@@ -122,25 +114,17 @@ class Outcome:
     quiet: bool = False
 
 
-def _traps(table: Table) -> Outcome:
-    """One random text of the victim is among the named texts; as many are named as the contribution or sum covers."""
+def _trapped(table: Table, *, alone: bool = False) -> Outcome:
+    """One random text of the victim is among the named texts; as many are named as the contribution or sum covers.
+
+    alone: a sum is read in which all clients but one get dead tensors; then as many texts are named as the victim has.
+    """
     held = table.deal()
     crafted = lies.traps(table.head, table.public_inputs, table.server.limit)
-    read, people = table.answer(crafted, held)
-    return _named(table, read, held[0], people * table.each)
-
-
-def _suppressed(table: Table) -> Outcome:
-    """The same from a sum in which all clients but one get dead tensors: as many texts are named as the victim has."""
-    held = table.deal()
-    crafted = lies.traps(table.head, table.public_inputs, table.server.limit)
-    read, _ = table.answer(lies.dead(table.head), held, told=crafted)
-    return _named(table, read, held[0], table.each)
-
-
-def _named(table: Table, read: Tensors, truth: int, most: int) -> Outcome:
+    read, people = table.answer(lies.dead(table.head), held, told=crafted) if alone else table.answer(crafted, held)
+    most = table.each if alone else people * table.each
     names = lies.named(table.head, read, table.inputs, most, signs=table.adamw)
-    return Outcome(truth in names, most / len(table.candidates))
+    return Outcome(held[0] in names, most / len(table.candidates))
 
 
 def _membership(table: Table) -> Outcome:
@@ -211,30 +195,16 @@ class Lie:
     trial: Callable[[Table], Outcome]
 
 
-LIES = {
-    one.name: one
-    for one in (
-        Lie(
-            "traps",
-            "Traps for single texts",
-            "Fowl et al. 2022, Shi et al. 2026",
-            "a text of the client is named",
-            _traps,
-        ),
-        Lie(
-            "membership", "A unit that fires for one text", "Nguyen et al. 2023", "a member is recognised", _membership
-        ),
-        Lie(
-            "suppression",
-            "Dead gradients for the others of a sum",
-            "Pasquini et al. 2022",
-            "a text of the client is named",
-            _suppressed,
-        ),
-        Lie("replay", "Replay with a text and without", "Nasr et al. 2021", "with or without is recognised", _replay),
-        Lie("labels", "Counts of labels from one step", "Wainakh et al. 2022", "all counts are right", _labels),
-    )
-}
+_suppressed = partial(_trapped, alone=True)
+_NAMED = "a text of the client is named"
+_LISTED = (
+    Lie("traps", "Traps for single texts", "Fowl et al. 2022, Shi et al. 2026", _NAMED, _trapped),
+    Lie("membership", "A unit that fires for one text", "Nguyen et al. 2023", "a member is recognised", _membership),
+    Lie("suppression", "Dead gradients for the others of a sum", "Pasquini et al. 2022", _NAMED, _suppressed),
+    Lie("replay", "Replay with a text and without", "Nasr et al. 2021", "with or without is recognised", _replay),
+    Lie("labels", "Counts of labels from one step", "Wainakh et al. 2022", "all counts are right", _labels),
+)
+LIES = {one.name: one for one in _LISTED}
 
 
 @dataclass
@@ -312,14 +282,9 @@ class Table:
         Every sum has its own clients. If sums shared clients, the client with the largest score would be in several, and a real
         sum would exceed all of them too easily.
         """
-        people = len(self.cohort)
-
-        def answer() -> Tensors:
-            return self.server.answer(0, tensors, self._of_public())
-
-        if people == 1:
-            return [answer() for _ in range(self.nulls)]
-        return [self.server.simulated_sum([answer() for _ in range(people)]) for _ in range(self.nulls)]
+        people = range(len(self.cohort))
+        sums = ([self.server.answer(0, tensors, self._of_public()) for _ in people] for _ in range(self.nulls))
+        return [own[0] if len(own) == 1 else self.server.simulated_sum(own) for own in sums]
 
     def usual(self, tensors: Tensors, clients: int) -> Tensors:
         """The simulated sum of `clients` clients with public texts, without noise: the server's expectation for others."""
