@@ -89,8 +89,7 @@ def _tails(scores: Floats, seen: Sequence[Release]) -> Floats:
     sizes = {release.layout.digest: release.layout.size for release in seen}
     if len(sizes) == 1:
         return sphere_tails(scores, *sizes.values())
-    normal: Floats = ndtr(-scores)
-    return normal
+    return np.asarray(ndtr(-scores))
 
 
 def null_p_value(scores: Floats) -> float:

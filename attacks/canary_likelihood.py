@@ -30,8 +30,7 @@ def likelihood(x: Floats, shift: Floats, rate: float) -> Floats:
     """(units,) log-likelihood ratios of being drawn at that rate against never, from x (units, rounds) and shift (rounds,)."""
     with np.errstate(divide="ignore"):
         drawn = math.log(rate) + shift * x - np.square(shift) / 2
-        score: Floats = np.logaddexp(np.log1p(-rate), drawn).sum(axis=1)
-    return score
+        return np.asarray(np.logaddexp(np.log1p(-rate), drawn).sum(axis=1))
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -61,10 +60,8 @@ def run(case: Case, settings: Settings) -> Finding:
 
 def _along(case: Case, found: Sequence[Release], unit: Unit) -> list[float]:
     """<u, c_t> / |c_t| for all rounds. Rounds of one layout share the unit's contribution, because it is linear."""
-    sent: dict[str, Floats] = {}
-    for release in found:
-        if release.layout.digest not in sent:
-            sent[release.layout.digest] = sent_of(case, release, unit.name, len(unit.examples))
+    first = {release.layout.digest: release for release in reversed(found)}
+    sent = {layout: sent_of(case, release, unit.name, len(unit.examples)) for layout, release in first.items()}
     return [float(release.moved @ sent[release.layout.digest]) for release in found]
 
 

@@ -85,9 +85,9 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     chosen = parser.parse_args(arguments)
 
+    @heartbeat()
     def run() -> None:
-        with heartbeat():
-            _show(_audit(chosen, [name]), as_json=chosen.json)
+        _show(_audit(chosen, [name]), as_json=chosen.json)
 
     return reported(run)
 
@@ -104,20 +104,20 @@ def _audit(chosen: argparse.Namespace, names: Sequence[str], *, quick: bool = Fa
             "--quick makes the cheapest attack and trains no references: leave --attack and --references out"
         )
     attacks = attacks_named(names)
-    if names and chosen.references is not None and not any(one.shadows for one in attacks):
+    with_references = any(one.shadows for one in attacks)
+    if names and chosen.references is not None and not with_references:
         raise UsageError(
             f"--references is {chosen.references}, but no reference is trained for {', '.join(one.name for one in attacks)}: "
             f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
         )
     target = opened(chosen.run_dir)
+    references = chosen.references
     if quick:
-        names = ["one_run" if target.assembly.audit_pool.directions else "loss"]
-    references = 0 if quick else chosen.references
-    if references is None:
-        needs_references = bool(names) and any(one.shadows for one in attacks)
-        references = REFERENCES if needs_references else affordable(float(target.result["seconds"]))
-    settings = Settings(references=references)
-    audit = audited(target, names, settings, show_texts=show_texts, progress=say).record
+        names, references = ["one_run" if target.assembly.audit_pool.directions else "loss"], 0
+    elif references is None:
+        needed = names and with_references
+        references = REFERENCES if needed else affordable(float(target.result["seconds"]))
+    audit = audited(target, names, Settings(references=references), show_texts=show_texts, progress=say).record
     if names and not any(cell.applicable for cell in audit.cells):
         whose: dict[tuple[str, str], list[str]] = {}  # the vantage points of each attack and reason
         for cell in audit.cells:

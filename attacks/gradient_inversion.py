@@ -26,6 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.texts.recovery import NO_FACTORS, PriorKnowledge, mean, means, prior_knowledge, score
+from secure_fed.learning.data.rows import places_of
 from secure_fed.runs.recording import Update
 
 NOTHING = "the exact test applies to none of the {count} {what} looked at, and nothing could be guessed ({why})"
@@ -78,9 +79,8 @@ def named_nothing(row: Mapping[str, Any]) -> bool:
 
 def _together(at: PriorKnowledge, updates: Sequence[Update]) -> dict[str, Any] | None:
     """The picked rounds of each client at once, for clients seen in several of them."""
-    clients = list(dict.fromkeys(one.client for one in updates))
-    groups = {client: [one for one in updates if one.client == client] for client in clients}
-    several = {client: own for client, own in groups.items() if len(own) > 1}
+    groups = places_of(one.client for one in updates)
+    several = {client: [updates[place] for place in own] for client, own in groups.items() if len(own) > 1}
     if not several:
         return None
     found = at.recovered([[at.sent(one) for one in own] for own in several.values()])
@@ -120,7 +120,7 @@ def _matched_text(at: PriorKnowledge, one: Update) -> list[int]:
     bias = [name for name in at.case.assembly.problem.head if name.endswith("bias") and name in change]
     label = int(change[bias[-1]].argmax()) if bias else 0
     start = {name: before.tensor(name) for name in before}
-    return match(model, start, change, at.length, label, Budget())
+    return match(model, start, change, at.length, label)
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,7 @@ class Budget:
 
 
 def match(
-    model: nn.Module,
-    trained: Mapping[str, Tensor],
-    update: Mapping[str, Tensor],
-    length: int,
-    label: int,
-    budget: Budget,
+    model: nn.Module, trained: Mapping[str, Tensor], update: Mapping[str, Tensor], length: int, label: int
 ) -> list[int]:
     """The tokens of one text of that length and label whose gradient step is most similar to the update.
 
@@ -155,16 +150,15 @@ def match(
     trained: the trained tensors before the step. update: their change by the step. model: a classifier whose
     `get_input_embeddings()` is a table of tokens.
     """
-    table: Tensor = model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+    budget, table = Budget(), model.get_input_embeddings().weight.detach()  # type: ignore[operator]
     names = [name for name in trained if name in update and bool(update[name].any())]
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in trained.items()}
     loss = _loss(model, leaves, label)
     target = [-update[name].to(table.dtype) for name in names]
     generator = torch.Generator().manual_seed(budget.seed)
-    ended = [
-        _optimised(loss, [leaves[name] for name in names], target, _start(table, length, generator), table, budget)
-        for _ in range(budget.starts)
-    ]
+    own = [leaves[name] for name in names]
+    starts = [torch.randint(len(table), (length,), generator=generator) for _ in range(budget.starts)]  # valid texts
+    ended = [_optimised(loss, own, target, table[start].clone(), table, budget) for start in starts]
     best, _ = min(ended, key=lambda one: one[1])
     far = torch.cdist(F.normalize(best, dim=1), F.normalize(table, dim=1))
     return [int(token) for token in far.argmin(1)]
@@ -175,21 +169,12 @@ def _loss(model: nn.Module, leaves: Mapping[str, Tensor], label: int) -> Callabl
     embeddings: nn.Module = model.get_input_embeddings()  # type: ignore[operator]
 
     def loss(dummy: Tensor) -> Tensor:
-        put = embeddings.register_forward_hook(lambda module, args, output: dummy[None])
         ids = torch.ones(1, len(dummy), dtype=torch.long)
-        try:
+        with embeddings.register_forward_hook(lambda module, args, output: dummy[None]):
             out: Any = functional_call(model, dict(leaves), kwargs={"input_ids": ids, "attention_mask": ids})
-        finally:
-            put.remove()
         return F.cross_entropy(getattr(out, "logits", out), torch.tensor([label]))
 
     return loss
-
-
-def _start(table: Tensor, length: int, generator: torch.Generator) -> Tensor:
-    """Embeddings of random tokens, as a start that is a valid text."""
-    drawn = torch.randint(len(table), (length,), generator=generator)
-    return table[drawn].clone()
 
 
 def _optimised(

@@ -22,7 +22,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
-from secure_fed.learning.training.local import Falling
+from secure_fed.learning.training.local import Falling, planned_steps
 from secure_fed.runs.recording import Update
 
 MOST_UPDATES, MOST_EXAMPLES = 60, 1000
@@ -64,7 +64,8 @@ def run(case: Case, settings: Settings) -> Finding:
         if bias in case.assembly.problem.last:
             rate *= config.training.head_times
         falling = Falling(config.training, update.round, config.federation.rounds)
-        steps = falling.as_long(_steps(case, len(own)))
+        # an attacker knows the number from the settings, or learns the client's size elsewhere
+        steps = falling.as_long(planned_steps(max(1, len(own)), config.training))
         found = shares(change, probabilities[update.round], rate, steps)
         true = _label_shares(own, classes)
         errors.append(l1(found, true))
@@ -134,14 +135,6 @@ def _chosen(case: Case, bias: str, settings: Settings) -> list[Update]:
     return [one for one in seen if one.round in rounds][:MOST_UPDATES]
 
 
-def _steps(case: Case, examples: int) -> int:
-    """The number of the client's steps; an attacker knows it from the settings, or learns the client's size elsewhere."""
-    training = case.assembly.config.training
-    if training.steps is not None:
-        return training.steps
-    return training.epochs * -(-examples // training.batch)
-
-
 def _mean_probability(case: Case, round_: int) -> Floats:
     """(classes,) the mean probability of each class on public examples, under the model of that round."""
     import torch
@@ -150,22 +143,17 @@ def _mean_probability(case: Case, round_: int) -> Floats:
     from secure_fed.learning.tasks.classification import logits
     from secure_fed.learning.training.objective import to_device
 
-    assembly = case.assembly
+    assembly, public = case.assembly, case.from_population(MOST_EXAMPLES)
     model = assembly.objective.load(case.seen.states.get(round_, assembly.initial.tensors))
     training, size = model.training, assembly.config.evaluation.batch_size
     model.eval()
     sums = []
     with torch.no_grad():
-        for batch in batches(_public(case), size, assembly.problem.collate, None):
+        for batch in batches(public, size, assembly.problem.collate, None):
             inputs = to_device(batch.inputs, assembly.objective.device)
             sums.append(logits(model, inputs).double().softmax(1).sum(0))
     model.train(training)
-    return np.asarray((torch.stack(sums).sum(0) / len(_public(case))).cpu())
-
-
-def _public(case: Case) -> list[Any]:
-    """Some public examples. A user's data set has a length and items, but no slices."""
-    return [case.population[index] for index in range(min(len(case.population), MOST_EXAMPLES))]
+    return np.asarray((torch.stack(sums).sum(0) / len(public)).cpu())
 
 
 def _labels(examples: Sequence[Any]) -> list[int]:

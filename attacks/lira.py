@@ -39,14 +39,12 @@ _LEAST_VARIANCE = 1e-12  # for equal confidences
 
 def run(case: Case, settings: Settings) -> Finding:
     """The online score, with shrunk distances."""
-    return Finding(
-        scores=online(*_confidences(case, settings), shrunk=True), measured={"references": settings.references}
-    )
+    return Finding(online(*_confidences(case, settings), shrunk=True), {"references": settings.references})
 
 
 def run_offline(case: Case, settings: Settings) -> Finding:
     """The offline score, with the same references."""
-    return Finding(scores=offline(*_confidences(case, settings)), measured={"references": settings.references})
+    return Finding(offline(*_confidences(case, settings)), {"references": settings.references})
 
 
 def _confidences(case: Case, settings: Settings) -> tuple[Floats, Floats, Bools]:
@@ -81,11 +79,10 @@ def offline(phi: Floats, reference_phi: Floats, inside: Bools, pooled: bool | No
     from scipy.special import log_ndtr
 
     (require_references if inside.any() else require_fit)(phi, reference_phi, inside)
-    mean_out = _means(reference_phi, ~inside)
+    mean_out = means(reference_phi, ~inside)
     if np.isnan(mean_out).any():
         mean_out = _completed(reference_phi, inside)[1]
-    scores: Floats = log_ndtr((phi - mean_out) / np.sqrt(_variances(reference_phi, ~inside, pooled)))
-    return scores
+    return np.asarray(log_ndtr((phi - mean_out) / np.sqrt(_variances(reference_phi, ~inside, pooled))))
 
 
 def require_references(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
@@ -115,17 +112,16 @@ def require_fit(phi: Floats, reference_phi: Floats, inside: Bools) -> None:
         )
 
 
-def _means(reference_phi: Floats, chosen: Bools) -> Floats:
+def means(reference_phi: Floats, chosen: Bools) -> Floats:
     """(units,) means over the chosen references; NaN without any."""
     count = chosen.sum(axis=0)
     total = np.where(chosen, reference_phi, 0.0).sum(axis=0)
-    mean: Floats = np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-    return mean
+    return np.asarray(np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0))
 
 
 def _completed(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
     """(units,) means inside and outside, of every unit."""
-    mean_in, mean_out = _means(reference_phi, inside), _means(reference_phi, ~inside)
+    mean_in, mean_out = means(reference_phi, inside), means(reference_phi, ~inside)
     distance = float(np.nanmean(mean_in - mean_out))
     return (
         np.where(np.isnan(mean_in), mean_out + distance, mean_in),
@@ -149,7 +145,7 @@ def _shrunk(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats]:
 def _variances(reference_phi: Floats, chosen: Bools, pooled: bool | None) -> Floats:
     """(units,) variances over the chosen references: one for all units, or, with two or more references, each unit's own."""
     count = chosen.sum(axis=0)
-    centred = np.where(chosen, reference_phi - np.nan_to_num(_means(reference_phi, chosen)), 0.0)
+    centred = np.where(chosen, reference_phi - np.nan_to_num(means(reference_phi, chosen)), 0.0)
     squares = np.square(centred).sum(axis=0)
     freedom = count.sum() - np.count_nonzero(count)
     if freedom < 1:
@@ -159,14 +155,12 @@ def _variances(reference_phi: Floats, chosen: Bools, pooled: bool | None) -> Flo
     common: Floats = np.full(len(count), squares.sum() / freedom)
     if len(chosen) < OWN_VARIANCE if pooled is None else pooled:
         return common.clip(min=_LEAST_VARIANCE)
-    own: Floats = np.divide(squares, count - 1, out=common, where=count > 1)
-    return own.clip(min=_LEAST_VARIANCE)
+    return np.asarray(np.divide(squares, count - 1, out=common, where=count > 1).clip(min=_LEAST_VARIANCE))
 
 
 def _log_normal(x: Floats, mean: Floats, variance: Floats) -> Floats:
     """log N(x; mean, variance), without the constant -log sqrt(2 pi)."""
-    log_density: Floats = -0.5 * np.log(variance) - np.square(x - mean) / (2 * variance)
-    return log_density
+    return np.asarray(-0.5 * np.log(variance) - np.square(x - mean) / (2 * variance))
 
 
 if __name__ == "__main__":

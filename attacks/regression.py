@@ -43,8 +43,7 @@ def needed(rows: Tensor, towards: Tensor, ridge: float = RIDGE) -> Floats:
     x, d = -_units(rows), _units(towards)
     inner = (x @ x.T).double()
     inner.diagonal().add_(ridge * inner.diagonal().mean())
-    found: Floats = torch.linalg.solve(inner, (x @ d.T).double()).cpu().numpy()
-    return found
+    return np.asarray(torch.linalg.solve(inner, (x @ d.T).double()).cpu().numpy())
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -79,7 +78,7 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
     shared = [set(step) for step in towards.values()]
     names = [name for name in trained_names(assembly, before, round_) if all(name in one for one in shared)]
     flat = torch.stack([flattened(step, names) for step in towards.values()]).to(assembly.objective.device)
-    population = [case.population[i] for i in range(min(len(case.population), POPULATION))]
+    population = case.from_population(POPULATION)
     examples, owner = examples_of(case, units)
     count = len(units) + len(population)
     whose = np.concatenate([owner, np.arange(len(units), count)])
@@ -89,8 +88,8 @@ def _standing(case: Case, round_: int, towards: Mapping[str, Tensors], units: ND
         rows[torch.from_numpy(some).to(rows.device)] = sketch(found)
     part = needed(rows, sketch(flat))
     spread = part.std(axis=0)
-    standing: Floats = np.divide(part - part.mean(axis=0), spread, out=np.zeros(part.shape), where=spread > 0)
-    return standing[: len(units)]
+    standing = np.divide(part - part.mean(axis=0), spread, out=np.zeros(part.shape), where=spread > 0)
+    return np.asarray(standing[: len(units)])
 
 
 class Sketch:

@@ -27,7 +27,7 @@ import numpy as np
 
 from attacks.adversary.case import Case, Finding, Settings
 from attacks.adversary.null import Bools, Floats
-from attacks.lira import require_fit, require_references
+from attacks.lira import means, require_fit, require_references
 from secure_fed.errors import UsageError
 from secure_fed.runs import roc
 from secure_fed.runs.membership import mean_of_units
@@ -46,7 +46,7 @@ def run(case: Case, settings: Settings) -> Finding:
     examples, owner = case.looked_at
     final, inside = case.seen.final, references.inside[:, owner]
     reference_phi = case.reference_confidences(settings.references)
-    z = [case.population[i] for i in range(min(len(case.population), _POPULATION))]
+    z = case.from_population(_POPULATION)
     population = np.stack([case.confidences(state, z) for state in references.states])
     a = tuned_a(reference_phi, inside, population, marginal=online_marginal)
     phi, population_phi = case.confidences(final, examples), case.confidences(final, z)
@@ -118,17 +118,11 @@ def _shares(
         of_population = offline_marginal(population_reference_phi, nobody, a)
     of_x = _log_ratio(phi, marginal(reference_phi, inside, a)) - np.log(gamma)
     of_z = np.sort(_log_ratio(population_phi, of_population))
-    shares: Floats = np.searchsorted(of_z, of_x, side="left") / len(of_z)
-    return shares
+    return np.asarray(np.searchsorted(of_z, of_x, side="left") / len(of_z))
 
 
 def tuned_a(
-    reference_phi: Floats,
-    inside: Bools,
-    population_reference_phi: Floats,
-    *,
-    marginal: Marginal = offline_marginal,
-    gamma: float = GAMMA,
+    reference_phi: Floats, inside: Bools, population_reference_phi: Floats, *, marginal: Marginal = offline_marginal
 ) -> float:
     """The candidate with the largest area under the curve, on average over the references, each attacked with all others.
 
@@ -143,7 +137,7 @@ def tuned_a(
             rest = np.arange(len(inside)) != target
             phi, z = reference_phi[target], population_reference_phi[target]
             others = (phi, reference_phi[rest], inside[rest], z, population_reference_phi[rest])
-            found = _shares(others, a, marginal, gamma)
+            found = _shares(others, a, marginal, GAMMA)
             if truth.any() and not truth.all():
                 areas.append(roc.auc(found[truth], found[~truth]))
         mean_areas.append(float(np.mean(areas)) if areas else 0.0)
@@ -155,19 +149,12 @@ def _probabilities(reference_phi: Floats, inside: Bools) -> tuple[Floats, Floats
     from scipy.special import expit
 
     p = expit(reference_phi)
-    counts = inside.sum(axis=0), (~inside).sum(axis=0)
-    totals = np.where(inside, p, 0.0).sum(axis=0), np.where(inside, 0.0, p).sum(axis=0)
-    mean_in, mean_out = (
-        np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-        for total, count in zip(totals, counts, strict=True)
-    )
-    return mean_in, mean_out
+    return means(p, inside), means(p, ~inside)
 
 
 def _log_ratio(phi: Floats, marginal: Floats) -> Floats:
     """log sigmoid(phi) - log P."""
-    ratio: Floats = -np.logaddexp(0.0, -phi) - np.log(np.maximum(marginal, np.finfo(np.float64).tiny))
-    return ratio
+    return np.asarray(-np.logaddexp(0.0, -phi) - np.log(np.maximum(marginal, np.finfo(np.float64).tiny)))
 
 
 if __name__ == "__main__":

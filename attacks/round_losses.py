@@ -22,8 +22,7 @@ def trajectory(phi: Floats, population_phi: Floats) -> Floats:
     centre = population_phi.mean(axis=1, keepdims=True)
     spread = population_phi.std(axis=1, keepdims=True)
     above = np.divide(phi - centre, spread, out=np.zeros(phi.shape), where=spread > 0)
-    mean: Floats = above.mean(axis=0)
-    return mean
+    return np.asarray(above.mean(axis=0))
 
 
 def run(case: Case, settings: Settings) -> Finding:
@@ -34,7 +33,7 @@ def run(case: Case, settings: Settings) -> Finding:
             "the states of rounds were not kept: set evaluation.record to 'models' before the run, or to 'updates'"
         )
     rounds = spaced([round_ for round_ in sorted(states) if round_ > 0], settings.max_rounds)
-    population = [case.population[i] for i in range(min(len(case.population), _POPULATION))]
+    population = case.from_population(_POPULATION)
     phi = np.stack([case.unit_confidences(states[round_]) for round_ in rounds])
     of_population = np.stack([case.confidences(states[round_], population) for round_ in rounds])
     return Finding(scores=trajectory(phi, of_population), measured={"rounds": len(rounds)})

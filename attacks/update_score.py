@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from attacks.adversary.case import Case, Finding, Inapplicable, Settings
 from attacks.adversary.null import Floats
 from attacks.adversary.steps import cosines, examples_of, of_clients, spaced
+from secure_fed.learning.data.rows import places_of
 from secure_fed.runs.recording import Update
 
 _FEWEST = 3  # clients in a round
@@ -39,8 +40,7 @@ def one_sided(own: Floats, others: Floats) -> Floats:
     k = others.shape[1]
     spread = others.std(axis=1, ddof=1) * np.sqrt(1 + 1 / k)
     standing = np.divide(own - others.mean(axis=1), spread, out=np.zeros(len(own)), where=spread > 0)
-    probability: Floats = stdtr(k - 1, standing)
-    return probability
+    return np.asarray(stdtr(k - 1, standing))
 
 
 def of_rounds(
@@ -72,11 +72,10 @@ def run(case: Case, settings: Settings) -> Finding:
         raise Inapplicable(
             "the server sees which clients take part, so the membership of a whole client needs no attack"
         )
-    by_round: dict[int, list[Update]] = {}
-    for update in case.seen.updates:
-        if update.weight > 0 and update.round in case.seen.states:
-            by_round.setdefault(update.round, []).append(update)
-    enough = [round_ for round_ in sorted(by_round) if len({one.client for one in by_round[round_]}) >= _FEWEST]
+    usable = [one for one in case.seen.updates if one.weight > 0 and one.round in case.seen.states]
+    places = places_of(one.round for one in usable)
+    by_round = {round_: [usable[place] for place in places[round_]] for round_ in sorted(places)}
+    enough = [round_ for round_, own in by_round.items() if len({one.client for one in own}) >= _FEWEST]
     if not enough:
         raise Inapplicable(f"no round has the updates of {_FEWEST} clients, so there is no update to compare with")
     rounds = [_cosines(case, round_, by_round[round_]) for round_ in spaced(enough, settings.max_rounds)]

@@ -35,6 +35,7 @@ from secure_fed.config import RunConfig
 from secure_fed.errors import RunDirectoryError, UsageError
 from secure_fed.federation import Federation
 from secure_fed.learning.data.audit_unit import Unit
+from secure_fed.learning.data.rows import places_of
 from secure_fed.methods.method import State, fits
 from secure_fed.runs import recording
 from secure_fed.runs.assembly import Assembly
@@ -128,15 +129,10 @@ class Seen:
     @property
     def digest(self) -> str:
         """A digest of every number in this view: with the same digest before and after an attack, it changed none of them."""
-        held = [
-            self.final,
-            *self.states.values(),
-            *(one.total for one in self.sums),
-            *(one.contribution for one in self.updates),
-        ]
-        found = sha256()
-        for part in (part for tensors in held for part in tensors.parts().values()):
-            found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found, sent = sha256(), [*(one.total for one in self.sums), *(one.contribution for one in self.updates)]
+        for tensors in (self.final, *self.states.values(), *sent):
+            for part in tensors.parts().values():
+                found.update(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()
 
 
@@ -157,10 +153,8 @@ def seen(vantage: str, final: Tensors, recorded: Recorded | None, *, averaged: b
 
 def sums_of(updates: Sequence[Update]) -> list[Summed]:
     """The sums that secure aggregation would show of these updates."""
-    grouped: dict[tuple[int, str], list[Update]] = {}
-    for update in updates:
-        grouped.setdefault((update.round, update.pass_name), []).append(update)
-    return [summed(together) for together in grouped.values()]
+    together = places_of((update.round, update.pass_name) for update in updates)
+    return [summed([updates[place] for place in places]) for places in together.values()]
 
 
 def summed(updates: Sequence[Update]) -> Summed:
@@ -189,6 +183,10 @@ class Case:
     def population(self) -> Sequence[Any]:
         """Examples of the same distribution that are certainly non-members: the test set."""
         return self.assembly.problem.test
+
+    def from_population(self, most: int) -> list[Any]:
+        """At most `most` examples of the population. A user's data set has a length and items, but no slices."""
+        return [self.population[index] for index in range(min(len(self.population), most))]
 
     def confidences(self, tensors: Tensors, examples: Sequence[Any]) -> Floats:
         """(examples,) phi under a global state."""

@@ -53,8 +53,7 @@ def sphere_tails(scores: Floats, dimension: int) -> Floats:
     from scipy.special import betainc
 
     half = (dimension - 1) / 2
-    tails: Floats = betainc(half, half, np.clip((1 - scores / np.sqrt(dimension)) / 2, 0.0, 1.0))
-    return tails
+    return np.asarray(betainc(half, half, np.clip((1 - scores / np.sqrt(dimension)) / 2, 0.0, 1.0)))
 
 
 def drawn_tails(
@@ -74,8 +73,7 @@ def drawn_tails(
     )
     drawn.sort()
     above = count - np.searchsorted(drawn, scores, side="left")
-    tails: Floats = (above + 1) / (count + 1)
-    return tails
+    return np.asarray((above + 1) / (count + 1))
 
 
 def _root(span: Floats) -> tuple[Floats, int]:
@@ -90,8 +88,7 @@ def _drawn(root: Floats, dimension: int, count: int, rng: np.random.Generator) -
     along = rng.standard_normal((count, root.shape[1]))
     across = rng.chisquare(dimension - root.shape[1], count) if dimension > root.shape[1] else np.zeros(count)
     length = np.sqrt(np.square(along).sum(axis=1) + across)
-    drawn: Floats = np.sqrt(dimension) * (along @ root.T) / length[:, None]
-    return drawn
+    return np.asarray(np.sqrt(dimension) * (along @ root.T) / length[:, None])
 
 
 def refuted(held_out: Floats) -> bool:

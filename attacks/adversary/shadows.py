@@ -126,8 +126,7 @@ def references(
 def coins(count: int, lots: Sequence[int], rng: np.random.Generator) -> Bools:
     """(count, units): every unit is a member of half of the references, drawn for each lot independently."""
     fair = np.stack([rng.permutation(count) < (count + rng.integers(2)) // 2 for _ in range(max(lots) + 1)], axis=1)
-    inside: Bools = fair[:, np.asarray(lots)]
-    return inside
+    return np.asarray(fair[:, np.asarray(lots)])
 
 
 def lots(held: AuditPool) -> list[int]:

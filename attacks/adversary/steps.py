@@ -233,22 +233,14 @@ def _batches(
     longest = np.zeros(len(counts), dtype=np.int64)
     np.maximum.at(longest, owner, lengths)
     places = np.split(np.arange(len(owner)), np.cumsum(counts)[:-1])
-    chosen: list[int] = []
+    groups: list[list[int]] = []
     for unit in [int(unit) for unit in np.argsort(longest, kind="stable") if counts[unit]]:
-        if chosen and counts[chosen].sum() + counts[unit] > most:
-            yield _batch(chosen, places)
-            chosen = []
-        chosen.append(unit)
-    if chosen:
-        yield _batch(chosen, places)
-
-
-def _batch(
-    chosen: Sequence[int], places: Sequence[NDArray[np.int64]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], Tensor]:
-    at = np.concatenate([places[unit] for unit in chosen])
-    local = torch.from_numpy(np.repeat(np.arange(len(chosen)), [len(places[unit]) for unit in chosen]))
-    return np.array(chosen), at, local
+        if not groups or counts[groups[-1]].sum() + counts[unit] > most:
+            groups.append([])
+        groups[-1].append(unit)
+    for chosen in groups:
+        at = np.concatenate([places[unit] for unit in chosen])
+        yield np.array(chosen), at, torch.from_numpy(np.repeat(np.arange(len(chosen)), counts[chosen]))
 
 
 def flattened(tensors: Tensors, names: Sequence[str]) -> Tensor:
@@ -329,7 +321,8 @@ def releases(case: Case, client: str) -> list[Release]:
 def _of_contribution(case: Case, round_: int, pass_name: str, total: Tensors) -> Release | None:
     """The release of a contribution or of a sum, in the first pass; None for later passes, which depend on the first."""
     before = case.seen.states.get(round_, case.assembly.initial.tensors)
-    return _release(case, round_, before, pass_name, total)
+    first = case.assembly.method.plan(State(before, round=round_)).passes[0]
+    return _release(case, round_, before, total) if pass_name == first else None
 
 
 def _stepped(case: Case, a: int, b: int) -> Release | None:
@@ -340,7 +333,7 @@ def _stepped(case: Case, a: int, b: int) -> Release | None:
         earlier = _change(case, a - 1, states[a - 1], states[a])
         if earlier is not None and Layout.of(earlier) == Layout.of(change):
             change = change.dense() - earlier.dense() * optimizer.server_beta
-    return None if change is None else _release(case, a, states[a], _first_pass(case, a, states[a]), change)
+    return None if change is None else _release(case, a, states[a], change)
 
 
 def _over_all(case: Case) -> list[Release | None]:
@@ -356,7 +349,7 @@ def _over_all(case: Case) -> list[Release | None]:
             raise Inapplicable(
                 "the tensors of this method lost entries over the rounds, so the last cannot be compared with the first"
             )
-        found.append(_release(case, round_, before, _first_pass(case, round_, before), change))
+        found.append(_release(case, round_, before, change))
     return found
 
 
@@ -369,22 +362,16 @@ def _change(case: Case, round_: int, before: Tensors, after: Tensors) -> Tensors
     return method.contribute(plan.passes[0], before, after.select(sent), {})
 
 
-def _first_pass(case: Case, round_: int, before: Tensors) -> str:
-    return case.assembly.method.plan(State(before, round=round_)).passes[0]
-
-
-def _release(case: Case, round_: int, before: Tensors, pass_name: str, released: Tensors) -> Release | None:
+def _release(case: Case, round_: int, before: Tensors, released: Tensors) -> Release:
+    """The release of a round's first pass."""
     assembly = case.assembly
     plan = assembly.method.plan(State(before, round=round_))
-    if pass_name != plan.passes[0]:
-        return None
     sent = tuple(name for name in plan.trainable if name not in assembly.server.personal)
     released = released.without(assembly.protection.contribution_mechanism.counters)
     layout = Layout.of(released)
     lr = case.seen.lr.get(round_, assembly.config.training.rate)
-    return Release(
-        before, plan.trainable, sent, pass_name, layout, unit_vector(released, layout), released.norm(), lr, round_
-    )
+    moved = unit_vector(released, layout)
+    return Release(before, plan.trainable, sent, plan.passes[0], layout, moved, released.norm(), lr, round_)
 
 
 def unit_vector(tensors: Tensors, layout: Layout) -> Floats:

@@ -213,5 +213,4 @@ def _binned(values: Floats) -> Floats:
     ends = np.unique(np.quantile(values[there], np.linspace(0, 1, _BINS + 1)[1:-1]))
     place = np.where(there, np.searchsorted(ends, values), len(ends) + 1)
     above = np.arange(1, len(ends) + 1) <= np.where(there, place, 0)[:, None]  # steps, so that neighbours are alike
-    features: Floats = np.concatenate([above, ~there[:, None]], axis=1).astype(np.float64)
-    return features
+    return np.concatenate([above, ~there[:, None]], axis=1).astype(np.float64)

@@ -35,7 +35,7 @@ from attacks.texts.span import (
 )
 from secure_fed.learning.models.adapters.lora import Pair
 from secure_fed.methods.fra_lora import delta
-from secure_fed.tensors.tensors import LowRank, Tensors
+from secure_fed.tensors.tensors import LowRank, Tensors, dense
 
 Shown = tuple[Rows | None, Rows | None]  # the changes of A and B
 EPS = 1e-8  # of torch's AdamW
@@ -147,9 +147,9 @@ def _factors(one: Sent, pair: Pair, scale: float) -> Shown:
         return None, None
     # The change of B from s dB A.
     inverse = torch.linalg.pinv(a.double())
-    dense = product.dense() if isinstance(product, LowRank) else product
+    whole = dense(product)
     spread = float(inverse.norm()) / math.sqrt(inverse.shape[1]) / scale  # noise is scaled by the inverse
-    return None, Rows(dense.double() @ inverse / scale, one.rows(dense, torch.zeros_like(dense)).std * spread)
+    return None, Rows(whole.double() @ inverse / scale, one.rows(whole, torch.zeros_like(whole)).std * spread)
 
 
 def _in_the_clear(one: Sent, product: LowRank, a: Tensor, b: Tensor, scale: float) -> Shown | None:
@@ -177,10 +177,8 @@ def _products(one: Sent, pairs: Sequence[Pair]) -> Family | None:
     off = torch.linalg.qr(known.T, mode="complete")[0][:, len(known) :].T.contiguous()
     if not len(off):
         return None
-    parts = []
-    for product in found:
-        dense = product.dense() if isinstance(product, LowRank) else product
-        parts.append(Rows(dense.double() @ off.T, one.rows(dense, torch.zeros_like(dense)).std))
+    wholes = map(dense, found)
+    parts = [Rows(whole.double() @ off.T, one.rows(whole, torch.zeros_like(whole)).std) for whole in wholes]
     return Family("product", (_stacked(parts, len(known), off),))
 
 

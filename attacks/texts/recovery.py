@@ -111,15 +111,14 @@ class PriorKnowledge:
 
 def prior_knowledge(case: Case) -> PriorKnowledge:
     """The prior knowledge in a case, or Inapplicable."""
-    assembly = case.assembly
-    public = texts_of(_shown(case))
+    assembly, shown = case.assembly, case.from_population(_SEEN_TEXTS)
+    public = texts_of(shown)
     if not public or not any(public):
         raise Inapplicable("inverting updates needs test examples with one list of whole-number input_ids each")
     longest = min(max(map(len, public)), POSITIONS)
     model = assembly.objective.load(assembly.initial.tensors)
     try:
-        typed = [one for one in _shown(case) if "token_type_ids" in one]
-        types = tuple(sorted({int(kind) for one in typed for kind in one["token_type_ids"]}))
+        types = tuple(sorted({int(kind) for one in shown for kind in one.get("token_type_ids", ())}))
         first = first_layer(model, list(assembly.initial.tensors), longest, types)
     except NoFirstLayerError as error:
         raise Inapplicable(f"inverting updates is not possible here: {error}") from error
@@ -215,11 +214,6 @@ def faster(assembly: Assembly) -> dict[str, float]:
     return dict.fromkeys(assembly.problem.last, assembly.config.training.head_times)
 
 
-def _shown(case: Case) -> list[Any]:
-    """Some public examples. A user's data set has a length and items, but no slices."""
-    return [case.population[index] for index in range(min(len(case.population), _SEEN_TEXTS))]
-
-
 @dataclass(frozen=True)
 class Recovery:
     """certain: pairs of position and token in the batch, by the exact test; empty if it does not apply. guessed: the nearest
@@ -300,11 +294,10 @@ class Common:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], first: FirstLayer, special: Collection[int]) -> Common:
-        pairs = Counter(key for text in texts for key in truth_of([text], first) if key[1] not in special)
-        tokens = Counter(token for text in texts for token in set(text) if token not in special)
-        return cls(
-            sorted(pairs, key=lambda one: (-pairs[one], one)), sorted(tokens, key=lambda one: (-tokens[one], one))
-        )
+        pairs = sorted(key for text in texts for key in truth_of([text], first) if key[1] not in special)
+        tokens = sorted(token for text in texts for token in set(text) if token not in special)
+        # of equally frequent ones the first comes first
+        return cls([one for one, _ in Counter(pairs).most_common()], [one for one, _ in Counter(tokens).most_common()])
 
     def beside(self, found: Collection[Key], truth: Collection[Key], special: Collection[int]) -> tuple[float, float]:
         """The recall of as many of the commonest pairs as pairs were found, and the same for tokens."""

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -332,16 +332,13 @@ def first_reads(model: nn.Module, given: Mapping[str, Tensor], modules: Sequence
 
         return read
 
-    training, device = model.training, next(model.parameters()).device
-    handles = [model.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True) for name in modules]
-    model.eval()
-    try:
-        with suppress(_EnoughError):
-            model(**{name: value.to(device) for name, value in given.items()})
-    finally:
-        for handle in handles:
-            handle.remove()
-        model.train(training)
+    device = next(model.parameters()).device
+    with ExitStack() as afterwards, suppress(_EnoughError):
+        afterwards.callback(model.train, model.training)
+        for name in modules:
+            put = model.get_submodule(name).register_forward_pre_hook(hook(name), with_kwargs=True)
+            afterwards.enter_context(put)
+        model.eval()(**{name: value.to(device) for name, value in given.items()})
     return {name: value.cpu() for name, value in reads.items()}
 
 
