@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def run(chosen: argparse.Namespace) -> None:
         "run": str(chosen.run_dir),
         "model": "merged" if chosen.merged else "adapter",
         "round": finished,
-        "lm_eval": lm_eval_tasks.version(),
+        "lm_eval": metadata.version("lm-eval"),  # which the figures of its tasks depend on
         "chat_template": chat,
         "limit": chosen.limit,
         "batch_size": chosen.batch_size,

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -33,11 +33,9 @@ from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import MethodError, ModelError, SecureFedError, UsageError
 from secure_fed.export import adapter_folder, peft_folder
 from secure_fed.export.model_card import LABELS, Kind, ModelCard, run_facts
-from secure_fed.learning import tasks
-from secure_fed.learning.data.encode import pad_id
 from secure_fed.learning.models import quantised
 from secure_fed.learning.models.adapters.lora import LoraForm
-from secure_fed.learning.models.architecture import class_names, is_pooled
+from secure_fed.learning.models.architecture import class_names
 from secure_fed.learning.models.loading import quiet
 from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.methods.method import LoraShaped, Method, State
@@ -49,12 +47,6 @@ from secure_fed.tensors.tensors import Tensors
 
 LABEL_SCALE = "label_scale.json"
 _NAMES = ("label_centre", "label_scale")
-
-
-class Tokenizer(Protocol):
-    """The part of a `transformers` tokenizer that an export needs."""
-
-    def save_pretrained(self, save_directory: Any) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class Adapted:
     initial: Tensors
     state: State
     card: ModelCard
-    tokenizer: Tokenizer | None = None
+    tokenizer: Any = None
 
 
 def write_adapter(out_dir: Path, adapted: Adapted) -> None:
@@ -138,23 +130,11 @@ def write_federation(
     kept = {one.index: one.kept for one in existing(assembly.clients) if one.kept is not None}
     tensors = completed(state.tensors, config.method.personal, client, problem.names, kept)
     assembly.objective.load(tensors)
-    task, configured = tasks.build(config.data), problem.tokenizer is not None
     # A private run's figure is a function of releases; others measure it on their data when they end.
     figure = None if assembly.protection.plan is None else membership.public_figure(assembly, state)
     classifies = type(problem.model).__name__.endswith("ForSequenceClassification")
     labels = tuple(problem.facts["label_names"]) or (class_names(problem.model) if classifies else ())
-    card = ModelCard(
-        config.method.name,
-        base_model or (config.model.name if configured else ""),
-        labels,
-        run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone, figure),
-        pad_token_id=pad_id(problem.tokenizer) if configured else None,
-        auto=task.auto,
-        settings=task.model_settings(labels) if configured else None,
-        conversion=task.conversion,
-        pooled=is_pooled(getattr(problem.model, "config", None)),
-        revision=config.model.revision,
-    )
+    facts = run_facts(config, assembly.method.card, state.round, {}, client, statement, noise_alone, figure)
     adapted = Adapted(
         config=config,
         method=assembly.method,
@@ -162,7 +142,7 @@ def write_federation(
         head=(*problem.head, *problem.fixed),
         initial=assembly.initial.tensors,
         state=replace(state, tensors=tensors),
-        card=card,
+        card=ModelCard.of(config, problem.model, problem.tokenizer, labels, facts, base_model),
         tokenizer=problem.tokenizer,
     )
     write_adapter(out, adapted)
@@ -221,7 +201,7 @@ def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _finish(folder: Path, readme: str, tokenizer: Tokenizer | None) -> None:
+def _finish(folder: Path, readme: str, tokenizer: Any) -> None:
     (folder / "README.md").write_text(readme, encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
@@ -289,14 +269,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class Api(Protocol):
-    """The part of `huggingface_hub.HfApi` that a push uses."""
-
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
-    def model_info(self, repo_id: str) -> Any: ...
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any: ...
-
-
 def require_pushable(repository: str, base_model: str, *, merged: bool) -> None:
     """Refuse, before anything is written, a push that must fail or that nobody else could load."""
     import huggingface_hub
@@ -319,7 +291,7 @@ def require_pushable(repository: str, base_model: str, *, merged: bool) -> None:
         raise UsageError("--push-to-hub needs a token that may write: run `hf auth login`, or set HF_TOKEN")
 
 
-def push(folder: Path, repository: str, *, public: bool = False, api: Api | None = None) -> str:
+def push(folder: Path, repository: str, *, public: bool = False) -> str:
     """Upload the folder, its README as the model card, and return the repository's address.
 
     A new repository is private, or public with `public`; without `public`, an existing public repository is refused.
@@ -327,7 +299,7 @@ def push(folder: Path, repository: str, *, public: bool = False, api: Api | None
     try:
         import huggingface_hub
 
-        hub: Api = api or huggingface_hub.HfApi()
+        hub = huggingface_hub.HfApi()
         hub.create_repo(repository, private=not public, exist_ok=True)
         if not public and not hub.model_info(repository).private:
             raise UsageError(

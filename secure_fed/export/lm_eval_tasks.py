@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.metadata
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,11 +70,6 @@ def require_installed() -> None:
             f"evaluating on tasks needs {missing[0].replace('_', '-')}, which is not installed: "
             "pip install 'secure-fed[evaluate]'"
         )
-
-
-def version() -> str:
-    """The version of lm-eval, which its tasks' figures depend on."""
-    return importlib.metadata.version("lm-eval")
 
 
 @contextmanager

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.export.peft_folder import POOLED
+from secure_fed.learning import tasks
+from secure_fed.learning.data.encode import pad_id
+from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.tasks.headline import first_metrics, has_accuracy, leads, spoken
 from secure_fed.methods.method import Card
 from secure_fed.runs import guarantee
@@ -43,6 +46,34 @@ class ModelCard:
     pooled: bool = False
     deployed: bool = False
     revision: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        config: RunConfig,
+        model: Any,
+        tokenizer: Any,
+        labels: tuple[str, ...],
+        facts: Mapping[str, str],
+        base_model: str = "",
+        *,
+        deployed: bool = False,
+    ) -> ModelCard:
+        """The card of a run's model. tokenizer: None where the program has its own. base_model: in place of `model.name`."""
+        task, configured = tasks.build(config.data), tokenizer is not None
+        return cls(
+            config.method.name,
+            base_model or (config.model.name if configured else ""),
+            labels,
+            facts,
+            pad_id(tokenizer) if configured else None,
+            task.auto,
+            task.model_settings(labels) if configured else None,
+            task.conversion,
+            is_pooled(getattr(model, "config", None)),
+            deployed,
+            config.model.revision,
+        )
 
     @property
     def labels(self) -> dict[str, dict[Any, Any]]:

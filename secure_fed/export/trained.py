@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,90 +13,38 @@ import torch
 from torch import nn
 
 from secure_fed.activity import activity
-from secure_fed.config import RunConfig
 from secure_fed.config.settings import WRITE
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.export.adapter_folder import base_model
 from secure_fed.export.export import Adapted, merge, write_adapter, write_merged
 from secure_fed.export.model_card import ModelCard, run_facts
 from secure_fed.learning import tasks
-from secure_fed.learning.data.encode import batches, pad_id
+from secure_fed.learning.data.encode import batches
 from secure_fed.learning.data.holdout import GIVEN
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.evaluation import answers
 from secure_fed.learning.generation import prompt_room
 from secure_fed.learning.models import loading
-from secure_fed.learning.models.architecture import is_pooled
 from secure_fed.learning.models.devices import device_of
 from secure_fed.learning.models.loading import digest_of, head_of
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.causal_lm import CausalLM
 from secure_fed.learning.tasks.chat import ChatTemplate
 from secure_fed.learning.tasks.next_tokens import rows_together
-from secure_fed.learning.tasks.task import Answer, Writes
+from secure_fed.learning.tasks.task import Answer
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods import build
-from secure_fed.methods.method import Method, State, fits
+from secure_fed.methods.method import fits
 from secure_fed.rounds.client_models import completed
 from secure_fed.runs.directory import METRICS, Published, is_deployed, withholds_test
 from secure_fed.runs.store import Checkpoint, read_best, read_checkpoint, read_lines, read_personal
-from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run's model, of one client where tensors are personal, and the facts of its model card.
+class Trained(Adapted):
+    """A run's model, of one client where tensors are personal. state: the last state, completed by that client's tensors."""
 
-    initial: the tensors that the method's `prepare` returned. state: the last state, completed by that client's tensors.
-    membership: the run's public figure, once it has ended, of its last state.
-    withheld: whether the measurements are withheld, because the test rows were held out of private rows. deployed: whether the
-    clients were separate nodes.
-    """
-
-    config: RunConfig
-    method: Method
-    model: nn.Module
-    tokenizer: Any
-    head: tuple[str, ...]
-    label_names: tuple[str, ...]
-    initial: Tensors
-    state: State
-    measured: Mapping[str, float]
-    client: str | None
-    statement: str = ""
-    withheld: bool = False
-    deployed: bool = False
-    noise_alone: Mapping[str, Any] | None = None
-    membership: Mapping[str, Any] | None = None
-
-    @property
-    def card(self) -> ModelCard:
-        """The README of an export."""
-        measured = None if self.withheld else self.measured
-        facts = run_facts(
-            self.config,
-            self.method.card,
-            self.state.round,
-            measured,
-            self.client,
-            self.statement,
-            self.noise_alone,
-            self.membership,
-        )
-        pad = pad_id(self.tokenizer)
-        task = tasks.build(self.config.data)
-        return ModelCard(
-            self.config.method.name,
-            self.config.model.name,
-            self.label_names,
-            facts,
-            pad,
-            task.auto,
-            task.model_settings(self.label_names),
-            task.conversion,
-            is_pooled(self.model.config),
-            self.deployed,
-            self.config.model.revision,
-        )
+    label_names: tuple[str, ...] = ()
 
     @torch.no_grad()
     def predict(self, texts: Sequence[Any], pairs: Sequence[Any] | None = None) -> Iterator[Answer]:
@@ -148,7 +96,7 @@ class Trained:
         rows = Rows(tuple(map(task.line, prompts)), (None,) * len(prompts), ())
         room = prompt_room(model, self.config.model.max_length, max_new_tokens, "--max-new-tokens")
         return answers(
-            cast(Writes, task),
+            cast(CausalLM, task),
             model,
             self.tokenizer,
             rows,
@@ -163,27 +111,21 @@ class Trained:
         """Write the adapter, or with `merged` the whole model; refuses a folder that is not empty."""
         out_dir = Path(out_dir)
         if merged:
-            write_merged(out_dir, self._adapted, self._undivided_base())
+            write_merged(out_dir, self, self._undivided_base())
         else:
-            write_adapter(out_dir, self._adapted)
+            write_adapter(out_dir, self)
         return out_dir
 
     def merged(self) -> nn.Module:
         """The model that `export` writes with `merged`, in memory."""
         whole = self._undivided_base()
-        merge(self._adapted, whole)
+        merge(self, whole)
         return whole.eval()
 
     @property
     def stops(self) -> tuple[int, ...]:
         """The tokens that end an answer of a language model by its chat template, if it has one."""
         return tuple(ChatTemplate.of(self.tokenizer).ends) if self.tokenizer.chat_template else ()
-
-    @property
-    def _adapted(self) -> Adapted:
-        return Adapted(
-            self.config, self.method, self.model, self.head, self.initial, self.state, self.card, self.tokenizer
-        )
 
     def _undivided_base(self) -> nn.Module:
         """The base model on one device, since its weights change."""
@@ -238,23 +180,19 @@ def load_run(run_dir: str | Path, client: str | None = None, *, best: bool = Fal
         )
     Objective(loaded.model, classification.loss, device_of(loaded.model)).load(tensors)
     measured = {} if personal else _measured(published, checkpoint.state.round)
-    return Trained(
+    run = run_facts(
         config,
-        method,
-        loaded.model,
-        loaded.tokenizer,
-        (*head, *loaded.fixed),
-        labels,
-        initial,
-        state,
-        measured=measured,
-        client=client,
-        statement=stated(published),
-        withheld=withholds_test(config, facts),
-        deployed=is_deployed(facts),
-        noise_alone=facts.get("noise_alone"),
-        membership=None if best else (published.result or {}).get("membership"),
+        method.card,
+        state.round,
+        None if withholds_test(config, facts) else measured,
+        client,
+        stated(published),
+        facts.get("noise_alone"),
+        None if best else (published.result or {}).get("membership"),
     )
+    card = ModelCard.of(config, loaded.model, loaded.tokenizer, labels, run, deployed=is_deployed(facts))
+    whole_head = (*head, *loaded.fixed)
+    return Trained(config, method, loaded.model, whole_head, initial, state, card, loaded.tokenizer, labels)
 
 
 def require_trained(run_dir: str | Path, *, best: bool = False) -> None:

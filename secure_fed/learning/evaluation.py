@@ -24,9 +24,10 @@ from secure_fed.learning.data.encode import batches
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.generation import generated, prompt_room
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.tasks.causal_lm import CausalLM
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.question_answering import best_f1
-from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics, Task, Writes
+from secure_fed.learning.tasks.task import Collate, Confidence, Loss, Metrics, Task
 from secure_fed.learning.training.objective import to_device
 
 Agreement = Callable[[str, str], float]  # the answer, and the reference
@@ -62,7 +63,7 @@ def evaluate(
 class Asked:
     """The test rows that are answered in a measured round."""
 
-    task: Writes
+    task: CausalLM
     rows: Rows
     config: RunConfig
 
@@ -93,7 +94,7 @@ def asked(config: RunConfig, task: Task, test: Rows) -> Asked | None:
     count = min(config.evaluation.generate, len(test))
     if not count:
         return None
-    writes = cast(Writes, task)  # other tasks are refused with evaluation.generate
+    writes = cast(CausalLM, task)  # other tasks are refused with evaluation.generate
     references, pattern = writes.references(test), config.data.answer_pattern
     if all(picked(text, pattern) is None for text in references):
         raise DataError(
@@ -103,7 +104,9 @@ def asked(config: RunConfig, task: Task, test: Rows) -> Asked | None:
     return Asked(writes, test.take(index * len(test) // count for index in range(count)), config)
 
 
-def answers(task: Writes, model: nn.Module, tokenizer: Any, rows: Rows, length: int, new: int, **how: Any) -> list[str]:
+def answers(
+    task: CausalLM, model: nn.Module, tokenizer: Any, rows: Rows, length: int, new: int, **how: Any
+) -> list[str]:
     """The text that the model writes after each row's prompt of at most `length` tokens, without special tokens.
 
     new: the most tokens of an answer. how: further arguments of `generated`.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ def generated(
             some = by_length[start : start + batch_size]
             now.total = max_new_tokens
             now.says(f"writing texts {start + 1} to {start + len(some)} of {len(prompts)}, tokens")
-            choose = _Chosen(temperature, uniform[some], now)
+            choose = partial(_chosen, temperature, uniform[some], now)
             found = write(model, [prompts[index] for index in some], max_new_tokens, choose, stops)
             for index, own in zip(some, found, strict=True):
                 written[index] = own
@@ -77,22 +77,17 @@ def prompt_room(model: nn.Module, max_length: int, max_new_tokens: int, setting:
     return max_length if limit is None else min(max_length, limit - max_new_tokens)
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """Chooses tokens; see `generated`. uniform: (B, tokens), or nothing at temperature 0."""
-
-    temperature: float
-    uniform: Tensor
-    now: Activity
-
-    def __call__(self, scores: Tensor, rows: Sequence[int], number: int) -> Tensor:
-        self.now.step()
-        finite(scores)
-        if not self.temperature:
-            return scores.argmax(1)
-        below = (scores.cpu().double() / self.temperature).softmax(1).cumsum(1)
-        drawn = torch.searchsorted(below, self.uniform[rows, number, None] * below[:, -1:], right=True)
-        return drawn[:, 0].clamp(max=scores.shape[1] - 1).to(scores.device)
+def _chosen(
+    temperature: float, uniform: Tensor, now: Activity, scores: Tensor, rows: Sequence[int], number: int
+) -> Tensor:
+    """A `Choose`; see `generated`. uniform: (B, tokens), or nothing at temperature 0."""
+    now.step()
+    finite(scores)
+    if not temperature:
+        return scores.argmax(1)
+    below = (scores.cpu().double() / temperature).softmax(1).cumsum(1)
+    drawn = torch.searchsorted(below, uniform[rows, number, None] * below[:, -1:], right=True)
+    return drawn[:, 0].clamp(max=scores.shape[1] - 1).to(scores.device)
 
 
 def _with_cache(

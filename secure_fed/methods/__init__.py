@@ -117,12 +117,12 @@ def cards() -> list[Card]:
 
 
 def _described(name: str) -> tuple[Card, Callable[[RunConfig], Method]]:
-    """The card of a method and its `build`: a row's in `averaged.TABLE`, else those of its file."""
+    """The card of a method and its `build`: a row of `averaged.TABLE`, which is its own card, else those of its file."""
     require_known(name)
     if not own_files.is_file(name):
         module = import_module(METHODS[name])
         row = getattr(module, "TABLE", {}).get(name)
-        return (row.card, row.build) if row else (module.CARD, module.build)
+        return (row, row.build) if row else (module.CARD, module.build)
     from secure_fed.methods.method import Card
 
     module = own_files.executed("method.name", name)

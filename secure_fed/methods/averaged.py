@@ -104,20 +104,21 @@ class AveragedTriplet(Averaged):
     adapter: TripletAdapter
 
     def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """LoRA factors: A unchanged, and B E in place of B."""
+        """LoRA factors: A unchanged, and B E in place of B; modules without a rank are left out."""
         return self.adapter.form(tensors)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method of the table. kind: the class that averages the tensors of the adapter and of the head."""
+@dataclass(frozen=True, kw_only=True)
+class Row(Card):
+    """A method of the table: its card. adapter: makes its adapter. kind: the class that averages the tensors of the adapter and
+    of the head.
+    """
 
-    card: Card
     adapter: Callable[[RunConfig], Any]
     kind: type[Averaged] = Averaged
 
     def build(self, run: RunConfig) -> Averaged:
-        return self.kind(self.adapter(run), self.card)
+        return self.kind(self.adapter(run), self)
 
 
 def factored(
@@ -167,15 +168,13 @@ _ROWS = (
     # Guarantee: the mean is exact. With privacy every parameter is noised, so it takes very many clients (or examples) until a
     # change exceeds the noise; a method that trains fewer parameters is the better choice there.
     Row(
-        Card(
-            name="fedft",
-            paper="McMahan et al., arXiv 1602.05629; FedFT in Yan et al., arXiv 2404.18848",
-            travels="the whole model",
-            mean_exact=True,
-            lr=1.5e-4,
-            from_nothing=3e-3,
-        ),
-        _everything,
+        name="fedft",
+        paper="McMahan et al., arXiv 1602.05629; FedFT in Yan et al., arXiv 2404.18848",
+        travels="the whole model",
+        mean_exact=True,
+        lr=1.5e-4,
+        from_nothing=3e-3,
+        adapter=_everything,
     ),
     # The classification layer alone: the frozen encoder's features are classified, and nothing of the encoder moves. A linear
     # probe, federated.
@@ -187,15 +186,13 @@ _ROWS = (
     #
     # Guarantee: the mean is exact. A model without a task head, which generates text, is refused unless modules are named.
     Row(
-        Card(
-            name="head",
-            paper="the baseline of training no adapter",
-            travels="head",
-            mean_exact=True,
-            head_factor=1.0,
-            lr=1.5e-2,  # between the best rates for MiniLM, 0.03 at its width of 384, and for the built-in model, 0.005
-        ),
-        lambda run: HeadAlone(),
+        name="head",
+        paper="the baseline of training no adapter",
+        travels="head",
+        mean_exact=True,
+        head_factor=1.0,
+        lr=1.5e-2,  # between the best rates for MiniLM, 0.03 at its width of 384, and for the built-in model, 0.005
+        adapter=lambda run: HeadAlone(),
     ),
     # BitFit (Ben Zaken et al., 2022, arXiv 2106.10199, section 3): the model's biases train, and the head. FeDeRA (Yan et al.,
     # arXiv 2404.18848, section 5.1) calls it FedBF.
@@ -204,13 +201,11 @@ _ROWS = (
     #
     # Guarantee: the mean is exact. A model without biases (LLaMA) is refused.
     Row(
-        Card(
-            name="bitfit",
-            paper="Ben Zaken et al., arXiv 2106.10199; FedBF in Yan et al., arXiv 2404.18848",
-            travels="biases, head",
-            mean_exact=True,
-        ),
-        lambda run: Biases(),
+        name="bitfit",
+        paper="Ben Zaken et al., arXiv 2106.10199; FedBF in Yan et al., arXiv 2404.18848",
+        travels="biases, head",
+        mean_exact=True,
+        adapter=lambda run: Biases(),
     ),
     # Houlsby's adapters (Houlsby et al., 2019, arXiv 1902.00751, section 2.1): a bottleneck behind the attention and one behind
     # the feed-forward of every layer, before the residual connection. FeDeRA (Yan et al., arXiv 2404.18848, section 5.1) calls
@@ -224,15 +219,13 @@ _ROWS = (
     # FeDeRA and C2A ran it, freezes them too, and only then do their counts of parameters come out. U starts at zero instead of
     # near it, so that the adapted model starts equal to the original; D can then be as large as a linear layer's usual weights.
     Row(
-        Card(
-            name="adapter_houlsby",
-            paper="Houlsby et al., arXiv 1902.00751; FedAP in Yan et al., arXiv 2404.18848",
-            travels="down, up, head",
-            mean_exact=True,
-            options=("bottleneck",),
-            lr=1.5e-3,
-        ),
-        lambda run: Bottlenecks(run.method.bottleneck or 64, ("attention", "feed_forward")),
+        name="adapter_houlsby",
+        paper="Houlsby et al., arXiv 1902.00751; FedAP in Yan et al., arXiv 2404.18848",
+        travels="down, up, head",
+        mean_exact=True,
+        options=("bottleneck",),
+        lr=1.5e-3,
+        adapter=lambda run: Bottlenecks(run.method.bottleneck or 64, ("attention", "feed_forward")),
     ),
     # Pfeiffer's adapters (Pfeiffer et al., 2021, arXiv 2005.00247): one bottleneck a layer, behind its feed-forward.
     #
@@ -245,14 +238,12 @@ _ROWS = (
     # normalise in front of their blocks need no separate case. U starts at zero, so that the adapted model starts equal to the
     # original.
     Row(
-        Card(
-            name="adapter_pfeiffer",
-            paper="Pfeiffer et al., arXiv 2005.00247",
-            travels="down, up, head",
-            mean_exact=True,
-            options=("bottleneck",),
-        ),
-        lambda run: Bottlenecks(run.method.bottleneck or 64, ("feed_forward",), "relu"),
+        name="adapter_pfeiffer",
+        paper="Pfeiffer et al., arXiv 2005.00247",
+        travels="down, up, head",
+        mean_exact=True,
+        options=("bottleneck",),
+        adapter=lambda run: Bottlenecks(run.method.bottleneck or 64, ("feed_forward",), "relu"),
     ),
     # Prompt tuning: the embeddings of virtual tokens in front of the text train and are averaged.
     #
@@ -263,15 +254,13 @@ _ROWS = (
     # Deviations: the head trains too, while the paper's model answers in words. Tokens are drawn from the whole vocabulary, not
     # from the paper's 5000 most frequent, since a tokenizer need not order its tokens by frequency.
     Row(
-        Card(
-            name="prompt_tuning",
-            paper="Lester et al., EMNLP 2021, arXiv 2104.08691",
-            travels="embeddings of virtual tokens, head",
-            mean_exact=True,
-            options=("prompt_length",),
-            lr=1.5e-2,
-        ),
-        lambda run: PromptTokens(run.method.prompt_length, run.model.max_length),
+        name="prompt_tuning",
+        paper="Lester et al., EMNLP 2021, arXiv 2104.08691",
+        travels="embeddings of virtual tokens, head",
+        mean_exact=True,
+        options=("prompt_length",),
+        lr=1.5e-2,
+        adapter=lambda run: PromptTokens(run.method.prompt_length, run.model.max_length),
     ),
     # Prefix tuning: keys and values in front of the text's, in every layer, train and are averaged.
     #
@@ -282,15 +271,13 @@ _ROWS = (
     # Deviations: the parameters are the keys and values themselves, as in P-tuning v2 and PEFT's default; in section 4.3 an MLP
     # makes them during training (`Prefix(projected=True)`). The head trains too.
     Row(
-        Card(
-            name="prefix_tuning",
-            paper="Li and Liang, ACL 2021, arXiv 2101.00190; P-tuning v2, Liu et al., arXiv 2110.07602",
-            travels="keys and values of virtual tokens, head",
-            mean_exact=True,
-            options=("prompt_length",),
-            lr=1.5e-2,
-        ),
-        lambda run: Prefix(run.method.prompt_length, run.model.max_length),
+        name="prefix_tuning",
+        paper="Li and Liang, ACL 2021, arXiv 2101.00190; P-tuning v2, Liu et al., arXiv 2110.07602",
+        travels="keys and values of virtual tokens, head",
+        mean_exact=True,
+        options=("prompt_length",),
+        lr=1.5e-2,
+        adapter=lambda run: Prefix(run.method.prompt_length, run.model.max_length),
     ),
     # P-tuning: a small network makes the embeddings of virtual tokens; the network trains and is averaged.
     #
@@ -302,14 +289,12 @@ _ROWS = (
     # Deviations: the paper's network is an LSTM and an MLP (`EncodedPromptTokens(network="LSTM")`); all virtual tokens stand in
     # front of the text, where the paper's templates also put some behind it; the head trains too.
     Row(
-        Card(
-            name="p_tuning",
-            paper="Liu et al., arXiv 2103.10385",
-            travels="the network that makes virtual tokens, head",
-            mean_exact=True,
-            options=("prompt_length",),
-        ),
-        lambda run: EncodedPromptTokens(run.method.prompt_length, run.model.max_length),
+        name="p_tuning",
+        paper="Liu et al., arXiv 2103.10385",
+        travels="the network that makes virtual tokens, head",
+        mean_exact=True,
+        options=("prompt_length",),
+        adapter=lambda run: EncodedPromptTokens(run.method.prompt_length, run.model.max_length),
     ),
     # IA3 (Liu et al., 2022, arXiv 2205.05638, section 3.3): vectors that scale keys, values and the feed-forward's activations.
     #
@@ -320,14 +305,12 @@ _ROWS = (
     # Deviations. The scaled layers are those of PEFT's table, with DistilBERT's added (`adapters/inserted.py`). The head trains
     # too; Liu et al. have no head, since their model answers in text.
     Row(
-        Card(
-            name="ia3",
-            paper="Liu et al., arXiv 2205.05638",
-            travels="scaling vectors, head",
-            mean_exact=True,
-            lr=1.5e-2,
-        ),
-        lambda run: Scales(),
+        name="ia3",
+        paper="Liu et al., arXiv 2205.05638",
+        travels="scaling vectors, head",
+        mean_exact=True,
+        lr=1.5e-2,
+        adapter=lambda run: Scales(),
     ),
     # Compacter (Mahabadi et al., 2021, arXiv 2106.04647): bottlenecks whose matrices are sums of Kronecker products with
     # rank-one second factors, behind the attention and the feed-forward of every layer.
@@ -340,14 +323,12 @@ _ROWS = (
     # Deviation: the s_i of the upper layers start at zero instead of near it, so that the adapted model starts equal to the
     # original.
     Row(
-        Card(
-            name="compacter",
-            paper="Mahabadi et al., arXiv 2106.04647",
-            travels="Kronecker factors, biases, head",
-            mean_exact=False,
-            options=("bottleneck", "kronecker"),
-        ),
-        lambda run: Compacters(run.method.bottleneck or 16, run.method.kronecker),
+        name="compacter",
+        paper="Mahabadi et al., arXiv 2106.04647",
+        travels="Kronecker factors, biases, head",
+        mean_exact=False,
+        options=("bottleneck", "kronecker"),
+        adapter=lambda run: Compacters(run.method.bottleneck or 16, run.method.kronecker),
     ),
     # FedLoRA: A and B averaged separately, the common baseline.
     #
@@ -361,15 +342,13 @@ _ROWS = (
     #
     # Deviation: any number of clients and any weights, where the paper writes two clients of weight one half each.
     Row(
-        Card(
-            name="fedlora",
-            paper="Trautmann et al., 2025, section III.A; FedLR in Yan et al., arXiv 2404.18848",
-            travels="A, B, head",
-            mean_exact=False,
-            options=(*LORA_OPTIONS, "ranks", "ranks_column"),
-        ),
-        lambda run: LoraAdapter.of(run.method),
-        AveragedLora,
+        name="fedlora",
+        paper="Trautmann et al., 2025, section III.A; FedLR in Yan et al., arXiv 2404.18848",
+        travels="A, B, head",
+        mean_exact=False,
+        options=(*LORA_OPTIONS, "ranks", "ranks_column"),
+        adapter=lambda run: LoraAdapter.of(run.method),
+        kind=AveragedLora,
     ),
     # SVD adaptation: B, E and A of a change B E A with diagonal E, each averaged.
     #
@@ -384,16 +363,14 @@ _ROWS = (
     # factors of 0.02 the change grows with the third power of rate times steps, so that a short run needs a higher rate than
     # LoRA (`reach`, docs/learning_rates.md).
     Row(
-        Card(
-            name="svd_adaptation",
-            paper="Wu et al., arXiv 2501.14406, section IV-A (FedSVD there)",
-            travels="B, E, A, head",
-            mean_exact=False,
-            options=LORA_OPTIONS,
-            reach=0.8,
-        ),
-        lambda run: TripletAdapter(LoraAdapter.of(run.method)),
-        AveragedTriplet,
+        name="svd_adaptation",
+        paper="Wu et al., arXiv 2501.14406, section IV-A (FedSVD there)",
+        travels="B, E, A, head",
+        mean_exact=False,
+        options=LORA_OPTIONS,
+        reach=0.8,
+        adapter=lambda run: TripletAdapter(LoraAdapter.of(run.method)),
+        kind=AveragedTriplet,
     ),
 )
-TABLE = {row.card.name: row for row in _ROWS}
+TABLE = {row.name: row for row in _ROWS}

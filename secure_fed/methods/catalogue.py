@@ -30,8 +30,8 @@ from secure_fed.learning.models.loading import (
 )
 from secure_fed.learning.models.locate import found as located
 from secure_fed.methods import METHODS, build, card
-from secure_fed.methods.method import Method, RoundPlan, State
-from secure_fed.tensors.tensors import Tensors, wire_size
+from secure_fed.methods.method import Method, State
+from secure_fed.tensors.tensors import wire_size
 
 COUNTED = ("pooling", "quantization", "revision", "trust_remote_code")  # settings of [model] that may change a count
 _EVERYWHERE = ("modules_to_save", "personal")  # settings of [method] that every method reads
@@ -178,7 +178,11 @@ def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[
     state = _prepared(method, skeleton, saved)
     plan = method.plan(state)
     after = state.tensors.select(plan.trainable)
-    up = _up(method, state, plan, after)
+    if len(plan.passes) == 1:  # a contribution in factors, if the method sends factors
+        up = method.contribute(plan.passes[0], state.tensors, after, {}).wire_size
+    else:  # dense matrices
+        layouts = [method.layout(state, pass_name) for pass_name in plan.passes]
+        up = sum(wire_size(tuple((name, shape, torch.float32) for name, shape in one.entries)) for one in layouts)
     down = state.tensors.select(plan.down).wire_size
     return {"trainable": after.numel, "bytes_per_round": up + down, "bytes_up": up, "bytes_down": down}
 
@@ -186,13 +190,3 @@ def _counted(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> dict[
 def _prepared(method: Method, skeleton: _Skeleton, saved: Sequence[str]) -> State:
     model = skeleton.model()
     return State(method.prepare(model, head_of(model, skeleton.head, saved), seed=0))
-
-
-def _up(method: Method, state: State, plan: RoundPlan, after: Tensors) -> int:
-    """The bytes of a contribution, in factors if the method sends factors; with several passes, as dense matrices."""
-    if len(plan.passes) == 1:
-        return method.contribute(plan.passes[0], state.tensors, after, {}).wire_size
-    return sum(
-        wire_size(tuple((name, shape, torch.float32) for name, shape in method.layout(state, pass_name).entries))
-        for pass_name in plan.passes
-    )

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from secure_fed.config import MethodConfig, RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, LoraForm
+from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter
 from secure_fed.learning.models.adapters.triplet import TripletAdapter, importance, kept, triplets
-from secure_fed.methods.averaged import TABLE, Averaged, change, moved, next_state
+from secure_fed.methods.averaged import TABLE, AveragedTriplet, change, moved, next_state
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
 from secure_fed.tensors.tensors import Layout, Tensors
 
@@ -48,7 +48,7 @@ CARD = Card(
     options=(*LORA_OPTIONS, "final_rank", "warmup_rounds", "final_rounds", "vote_threshold", "masks"),
     memoryless="its tensors shrink, so the means of two rounds are of other ranks",
     needs_means="it counts the clients' votes",
-    reach=TABLE["svd_adaptation"].card.reach,
+    reach=TABLE["svd_adaptation"].reach,
 )
 
 # A client gets the name of a pass and not the round, and needs the number of ranks to vote for: the pass's name ends in it.
@@ -128,10 +128,9 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class FedAra(Averaged):
+class FedAra(AveragedTriplet):
     """Averages B, E, A and the head, and prunes ranks. threshold: the share of votes; None where the server decides."""
 
-    adapter: TripletAdapter
     budget: Budget
     threshold: float | None
 
@@ -193,10 +192,6 @@ class FedAra(Averaged):
         least, most = self._limits(round_, len(found))
         total = sum(expected[module.e][0] for module in found)
         return least <= total <= most and all(tuple(tensors[name].shape) == expected[name] for name in tensors)
-
-    def as_lora(self, initial: Tensors, tensors: Tensors) -> LoraForm:
-        """LoRA factors at the live ranks: A, and B E in place of B; modules without live ranks are left out."""
-        return self.adapter.form(tensors)
 
     def _to_stay(self, state: State) -> int | None:
         """The budget after this round; None as long as it is all ranks."""

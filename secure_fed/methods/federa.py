@@ -40,7 +40,7 @@ CARD = Card(
 )
 
 _RULES: dict[str, tuple[Card, type[AveragedLora]]] = {
-    "fedlora": (TABLE["fedlora"].card, AveragedLora),
+    "fedlora": (TABLE["fedlora"], AveragedLora),
     "ffa_lora": (ffa_lora.CARD, ffa_lora.FfaLora),
     "rolora": (rolora.CARD, rolora.RoLora),
     "fra_lora": (fra_lora.CARD, fra_lora.FraLora),

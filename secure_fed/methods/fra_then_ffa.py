@@ -18,16 +18,16 @@ Deviation: the paper proposes the combination and leaves the round of the switch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.models.adapters.lora import LORA_OPTIONS, LoraAdapter, pairs
-from secure_fed.methods.averaged import AveragedLora, change, moved, next_state
+from secure_fed.methods.averaged import change, moved, next_state
 from secure_fed.methods.ffa_lora import without_a
 from secure_fed.methods.fra_lora import FraLora, over_sum, sketch_of
 from secure_fed.methods.method import CHANGE, Card, RoundPlan, State
@@ -45,26 +45,19 @@ CARD = Card(
 
 def build(run: RunConfig) -> FraThenFfa:
     method, rounds = run.method, run.federation.rounds
-    adapter, sketch = LoraAdapter.of(method), sketch_of(method)
     # FRA rounds: as set, or five, or half of fewer than ten rounds. A run of one round is FRA.
     switch_round = min(5, max(1, rounds // 2)) if method.switch_round is None else method.switch_round
-    built = FraThenFfa(adapter, CARD, switch_round, method.denoise, sketch, over_sum(method))
+    fra = LoraAdapter.of(method), CARD, method.denoise, sketch_of(method), over_sum(method)
+    built = FraThenFfa(*fra, switch_round=switch_round)
     built.settings(rounds)
     return built
 
 
 @dataclass(frozen=True)
-class FraThenFfa(AveragedLora):
+class FraThenFfa(FraLora):
     """`switch_round` rounds of FRA-LoRA, then A stays."""
 
-    switch_round: int
-    denoise: str
-    sketch: int | None
-    summed: bool = False
-
-    @property
-    def _fra(self) -> FraLora:
-        return FraLora(self.adapter, CARD, self.denoise, self.sketch, self.summed)
+    switch_round: int = field(kw_only=True)
 
     def settings(self, rounds: int) -> dict[str, Any]:
         """The round of the switch, fixed so that resuming with more rounds does not move it. At least one round must be FFA."""
@@ -75,40 +68,33 @@ class FraThenFfa(AveragedLora):
             ).about("method.switch_round", self.switch_round, f"below federation.rounds = {rounds}")
         return {"switch_round": self.switch_round}
 
-    def prepare(self, model: nn.Module, head: Sequence[str], seed: int) -> Tensors:
-        return self._fra.prepare(model, head, seed)
-
     def plan(self, state: State) -> RoundPlan:
         if state.round < self.switch_round:
-            return self._fra.plan(state)
+            return super().plan(state)
         return RoundPlan(trainable=tuple(without_a(state.tensors)), down=tuple(state.tensors))
 
     def layout(self, state: State, pass_name: str) -> Layout:
         if state.round < self.switch_round:
-            return self._fra.layout(state, pass_name)
+            return super().layout(state, pass_name)
         return Layout.of(without_a(state.tensors))
 
     def contribute(self, pass_name: str, before: Tensors, after: Tensors, means: Mapping[str, Tensors]) -> Tensors:
         a_trained = bool(pairs(after))
-        return self._fra.contribute(pass_name, before, after, means) if a_trained else change(before, after)
+        return super().contribute(pass_name, before, after, means) if a_trained else change(before, after)
 
     def apply(self, state: State, means: Mapping[str, Tensors], noise_std: float = 0.0) -> State:
         if state.round >= self.switch_round:
             return next_state(state, moved(state.tensors, means[CHANGE]))
         last = state.round == self.switch_round - 1
         split = right_orthonormal if last else balanced
-        return next_state(state, self._fra.merged(state.tensors, means, split, noise_std))
+        return next_state(state, self.merged(state.tensors, means, split, noise_std))
 
     def from_sums(self, state: State) -> bool:
         return self.summed and state.round < self.switch_round
 
     def taken_in(self, state: State) -> int:
         """`FraLora.taken_in` in FRA rounds, and every number of a release in FFA rounds."""
-        return self._fra.taken_in(state) if state.round < self.switch_round else self.layout(state, CHANGE).size
+        return super().taken_in(state) if state.round < self.switch_round else self.layout(state, CHANGE).size
 
     def factors(self, product: Svd) -> tuple[Tensor, Tensor]:
         return right_orthonormal(product)
-
-    def reported(self, means: Mapping[str, Tensors], following: State) -> dict[str, float]:
-        """`FraLora.reported`: in FRA rounds, the share of the change that the sketch missed."""
-        return self._fra.reported(means, following)

@@ -126,18 +126,15 @@ class Parts:
             for place, one in _classes(item).items():
                 places.setdefault(place, {}).setdefault(one, []).append(index)
         found = [(place, of) for place, of in places.items() if 2 <= len(of) <= _MOST_CLASSES]
-        found.sort(key=lambda one: (one[0] not in _label_places(self.examples[0]), len(one[1])))
+        first = self.examples[0]
+        usual = (len(first) - 1,) if isinstance(first, tuple | list) else ("labels", "label")  # the places of labels
+        found.sort(key=lambda one: (one[0] not in usual, len(one[1])))
         rarest = zip_longest(*(sorted(of.values(), key=len) for _, of in found))
         return (
             list(lengths),
             sorted(lengths, key=lambda index: (lengths[index], index)),
             [one for some in rarest for one in some if one],
         )
-
-
-def _label_places(item: Any) -> tuple[Hashable, ...]:
-    """The usual places of labels, whose classes come first."""
-    return (len(item) - 1,) if isinstance(item, tuple | list) else ("labels", "label")
 
 
 def _classes(item: Any) -> dict[Hashable, Hashable]:

@@ -243,20 +243,17 @@ def _packs(assembly: Assembly, jobs: Sequence[Job]) -> Iterator[Pack]:
         return
     if _whole(assembly, jobs):
         most = jobs[0].settings.microbatch
-        parts = [batch.inputs[:most] for batch in islice(jobs[0].batches(list), _STEPS)]
+        parts = [batch[:most] for batch in islice(jobs[0].batches(), _STEPS)]
         yield from (Pack([0] * len(part), part, jobs[0].collate, len(part)) for part in parts)
         return
     packing = packing_of(objective, jobs[0], jobs[0].placed(_META), Trial(), public=private)
     if isinstance(packing, Public):
         yield from packing.largest([item for job in jobs for item in job.examples])
         return
-    ahead = [job.batches(list) for job in jobs]
+    ahead = [job.batches() for job in jobs]
     for _ in range(_STEPS):
         entries = [
-            (row, item)
-            for row, own in enumerate(ahead)
-            if (batch := next(own, None)) is not None
-            for item in batch.inputs
+            (row, item) for row, own in enumerate(ahead) if (batch := next(own, None)) is not None for item in batch
         ]
         yield from (pack for pack, _ in packing.packs(entries, range(len(jobs))))
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -85,7 +86,7 @@ def summary(
         "cohort": round(sampler.expected),
         "personal": list(assembly.server.personal),
         **{name: last.get(name) for name in _METRICS},
-        "commonest": None if (common := assembly.problem.commonest) is None else common.as_dict(),
+        "commonest": None if (common := assembly.problem.commonest) is None else asdict(common),
         "no_learning": no_learning(assembly, last, noise_alone) or None,
         "test": assembly.problem.facts["test"],
         "noise_alone": noise_alone,

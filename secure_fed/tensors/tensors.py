@@ -93,12 +93,6 @@ def _add(a: Member, b: Member) -> Member:
     return dense(a) + dense(b)
 
 
-def _subtract(a: Member, b: Member) -> Member:
-    if isinstance(a, LowRank) and isinstance(b, LowRank):
-        return a + b * -1.0
-    return dense(a) - dense(b)
-
-
 class Tensors(Mapping[str, Member]):
     """A read-only, name-sorted map of tensors; arithmetic needs equal names on both sides."""
 
@@ -142,7 +136,7 @@ class Tensors(Mapping[str, Member]):
         return self._with(other, torch._foreach_add, _add)
 
     def __sub__(self, other: Tensors) -> Tensors:
-        return self._with(other, torch._foreach_sub, _subtract)
+        return self._with(other, torch._foreach_sub, lambda a, b: _add(a, b * -1.0))
 
     def __mul__(self, scalar: float) -> Tensors:
         if (own := self._plain()) is not None:

@@ -87,7 +87,6 @@ def test_the_labels_of_one_client_are_drawn_for_each_example() -> None:
         ("mislabelled", text(0), TEXTS),
         ("mislabelled", text(0), replace(CONTEXT, classes=1)),
         ("direction", text(0), CONTEXT),
-        ("arrows", text(0), CONTEXT),
         ("rare_token", {"x": 1.0, "labels": 0}, CONTEXT),
         ("rare_token", text(0), TEXTS),
         ("rare_token", text(0) | {"labels": np.zeros(9, dtype=np.int64)}, TEXTS),

@@ -97,12 +97,8 @@ def planted(kind: str, units: Sequence[Unit], context: CanaryContext) -> tuple[U
         def changed(unit: Unit) -> list[Any]:
             items = [mapping(kind, unit.examples[i]) for i in range(len(unit.examples))]
             return [with_token(item, i, unit.name, tokens[unit.name], context) for i, item in enumerate(items)]
-    elif kind == "direction":
-        changed = partial(_pointing, context=context)
     else:
-        raise ConfigError(
-            f"evaluation.canaries = {kind!r} is not known; it must be 'none', 'mislabelled', 'rare_token' or 'direction'"
-        ).about("evaluation.canaries", kind, "none, mislabelled, rare_token or direction")
+        changed = partial(_pointing, context=context)
     return tuple(replace(unit, examples=changed(unit)) for unit in units)
 
 

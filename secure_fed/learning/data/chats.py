@@ -25,6 +25,8 @@ from secure_fed.learning.data.rows import Table, is_blank, is_chat, is_text
 Turn = tuple[str, str]  # the role, and what it says
 Chat = tuple[Turn, ...]
 
+# The forms, by the column of the first part.
+_FORMS = {"messages": "messages", "conversations": "ShareGPT", "instruction": "Alpaca"}
 QUESTION = "instruction"  # the column of questions alone
 COLUMNS = ("messages", "conversations", "instruction", "input", "output", "system")
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
@@ -50,12 +52,9 @@ def form(present: Collection[str], source: str, chosen: str = "") -> tuple[str, 
         if chosen not in present:
             raise _no_columns(present, source, chosen)
         return "turns", chosen
-    if "messages" in present:
-        return "messages", "messages"
-    if "conversations" in present:
-        return "ShareGPT", "conversations"
-    if "instruction" in present:
-        return "Alpaca", "instruction"
+    for column, kind in _FORMS.items():
+        if column in present:
+            return kind, column
     raise _no_columns(present, source, chosen)
 
 

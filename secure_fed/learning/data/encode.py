@@ -125,15 +125,14 @@ def _end_as_text(tokenizer: Any) -> Callable[[str], str]:
     return lambda text: text.replace(end, f"{end[:1]} {end[1:]}")
 
 
-def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> int:
-    """The number of `max_length` tokens that are left for text; ConfigError if none is left."""
+def require_room(tokenizer: PreTrainedTokenizerBase, max_length: int, *, pair: bool) -> None:
+    """ConfigError if `max_length` leaves no token for text."""
     special = tokenizer.num_special_tokens_to_add(pair=pair)
     if max_length <= special:
         raise ConfigError(
             f"model.max_length is {max_length}, and {special} of these tokens are the tokenizer's own; "
             f"set model.max_length to at least {special + 1}"
         )
-    return max_length - special
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -376,8 +375,6 @@ def batches(
     windows of a few batches, shuffle the batches. Without `rng` the order is fixed, by length. `items` may be any
     sequence; lengths are used for `Encoded` and for a list or tuple of mappings with "input_ids" only.
     """
-    if batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size}; set training.batch_size or evaluation.batch_size to at least 1")
     lengths = _lengths(items)
     order = np.arange(len(items)) if rng is None else rng.permutation(len(items))
     if lengths is not None:

@@ -38,15 +38,13 @@ def read(
     """
     with _explained(data):
         splits = _load(data)
-    for setting, split in (("data.split", data.split), ("data.test_split", data.test_split or data.split)):
-        if split not in splits:
-            raise no_split(data, setting, list(splits))
-    tests = (
-        [data.test_split] if data.test_split else [one for one in test_splits if one in splits and one != data.split]
-    )
-    with _explained(data):
-        train, *others = (_table(data.name, split, splits[split], wanted, label) for split in (data.split, *tests))
-    return train, others
+        for setting, split in (("data.split", data.split), ("data.test_split", data.test_split or data.split)):
+            if split not in splits:
+                raise no_split(data, setting, list(splits))
+        others = [one for one in test_splits if one in splits and one != data.split]
+        tests = [data.test_split] if data.test_split else others
+        train, *tested = (_table(data.name, split, splits[split], wanted, label) for split in (data.split, *tests))
+    return train, tested
 
 
 def no_split(data: DataConfig, setting: str, there: Sequence[str]) -> DataError:

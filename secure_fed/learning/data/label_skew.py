@@ -40,7 +40,6 @@ def dirichlet(labels: Sequence[int], clients: int, alpha: float, rng: np.random.
     client after the other.
     """
     require_enough(len(labels), clients)
-    require_positive(alpha)
     counts = np.unique(np.asarray(labels), return_counts=True)[1]
     shares = log_shares(counts / counts.sum(), clients, alpha, rng)  # (clients, classes)
     chances = np.exp(shares - shares.max(axis=0))
@@ -55,7 +54,6 @@ def label_dirichlet(labels: Sequence[int], clients: int, beta: float, rng: np.ra
     as much as their labels. An empty client gets one random example of the client with most, one client after the other.
     """
     require_enough(len(labels), clients)
-    require_positive(beta)
     classes = len(np.unique(np.asarray(labels)))
     chances = np.exp(log_shares(np.ones(clients), classes, beta, rng)).T  # (clients, classes)
     return by_chance(labels, chances / chances.sum(axis=0), rng)
@@ -207,18 +205,11 @@ def matrix_of(text: str) -> list[list[float]]:
 
 def require_enough(count: int, clients: int) -> None:
     """Refuse to divide fewer examples than there are clients."""
-    if clients < 1:
-        raise ConfigError(f"federation.clients is {clients}; it must be at least 1", setting="federation.clients")
     if count < clients:
         raise DataError(
             f"{count} training examples cannot be divided over {clients} clients with one each; "
             f"set federation.clients to at most {count} or give more data"
         )
-
-
-def require_positive(alpha: float) -> None:
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ConfigError(f"data.alpha is {alpha}; it must be a positive number", setting="data.alpha")
 
 
 def log_shares(prior: NDArray[np.float64], clients: int, alpha: float, rng: np.random.Generator) -> NDArray[np.float64]:
@@ -284,8 +275,6 @@ def label_sets(sets: Sequence[Collection[str]], sources: Sequence[str] | None = 
     on the present combinations. The empty set is a class. Rare sets are separate classes: the Dirichlet prior weights a class
     by its share, so a rare class neither crowds out another nor leaves a client empty.
     """
-    if sources is not None and len(sources) != len(sets):
-        raise ValueError(f"there are {len(sources)} sources and {len(sets)} sets of types; give one source a set")
     origins = [""] * len(sets) if sources is None else sources
     found = [(origin, tuple(sorted(set(types)))) for origin, types in zip(origins, sets, strict=True)]
     number = {one: index for index, one in enumerate(sorted(set(found)))}
@@ -300,8 +289,6 @@ def clusters(texts: Sequence[str], count: int = 30, seed: int = 0) -> list[int]:
     probability proportional to its squared distance from the centres so far. The steps end when no text changes its cluster,
     or after 50 steps. The same arguments give the same clusters.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}; there must be at least 1 cluster")
     if not len(texts):
         return []
     points = _weighed(texts)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from threading import Lock
-from typing import Any, overload
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -91,11 +91,7 @@ class OnDisk(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> OnDisk: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.take(range(*index.indices(len(self))))
         return self._read(self._file.read(int(self._starts[index]), int(self._ends[index])))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
@@ -74,11 +75,11 @@ def text_column(table: Table, name: str, setting: str) -> Sequence[str]:
     return cast("Sequence[str]", cells)
 
 
-def text_lists(table: Table, name: str, setting: str, *, divided: str | None = None) -> Iterator[list[str]]:
-    """A column of lists of texts. Where a table has no lists (CSV), a text is split at `divided`."""
+def text_lists(table: Table, name: str, setting: str, *, divided: bool = False) -> Iterator[list[str]]:
+    """A column of lists of texts. divided: where a table has no lists (CSV), a text is split at its spaces."""
     for row, value in enumerate(table.column(name, setting)):
-        if isinstance(value, str) and divided is not None and is_text(value):
-            value = value.split(divided) if divided.strip() else value.split()
+        if isinstance(value, str) and divided and is_text(value):
+            value = value.split()
         if not isinstance(value, list | tuple) or not all(map(is_text, value)):
             raise DataError(
                 f"{table.place(row)}: {name!r} is {value!r:.60}, which is not a list of texts; "
@@ -167,25 +168,21 @@ class Vocabulary:
     def encode(self, tables: Sequence[Table], column: str) -> tuple[int, ...]:
         """The index of every label of `tables`; a label that is no class of the training data is refused."""
         index = {value: position for position, value in enumerate(self.values)}
-        encoded = []
         labels = _labels(tables, column, integers=isinstance(self.values[0], int))
-        for table, of_table in zip(tables, labels, strict=True):
-            for row, label in enumerate(of_table):
-                if label not in index:
-                    some = ", ".join(map(repr, self.values[:8])) + (", ..." if len(self.values) > 8 else "")
-                    raise DataError(
-                        f"{table.place(row)}: label {label!r} never occurs in the training data, whose "
-                        f"labels are {some}; remove the row or set data.label to another column"
-                    )
-                encoded.append(index[label])
-        return tuple(encoded)
+        for label, (table, row, _) in zip(labels, _cells(tables, column), strict=True):
+            if label not in index:
+                some = ", ".join(map(repr, self.values[:8])) + (", ..." if len(self.values) > 8 else "")
+                raise DataError(
+                    f"{table.place(row)}: label {label!r} never occurs in the training data, whose "
+                    f"labels are {some}; remove the row or set data.label to another column"
+                )
+        return tuple(index[label] for label in labels)
 
 
 def vocabulary_of(tables: Sequence[Table], column: str) -> Vocabulary:
     """The classes of the training data: at least two, sorted, with their names in the data."""
     labels = _labels(tables, column, integers=_all_integers(tables, column))
-    distinct = {label for of_table in labels for label in of_table}
-    values: tuple[Label, ...] = tuple(sorted(distinct, key=lambda label: (isinstance(label, str), label)))
+    values: tuple[Label, ...] = tuple(sorted(set(labels), key=lambda label: (isinstance(label, str), label)))
     if len(values) == 1:
         more = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
         raise DataError(
@@ -205,12 +202,7 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
     A column of numbers that are no integers is refused, and so is a word for a missing label, such as "nan", beside integers
     alone.
     """
-    texts = [
-        (table, row, value)
-        for table in tables
-        for row, value in enumerate(_cells(table, column))
-        if isinstance(value, str)
-    ]
+    texts = [(table, row, value) for table, row, value in _cells(tables, column) if isinstance(value, str)]
     if all(_INTEGER.fullmatch(value) for _, _, value in texts):
         return True
     absent = [(table, row, value) for table, row, value in texts if value.lower() in _ABSENT]
@@ -227,37 +219,34 @@ def _all_integers(tables: Sequence[Table], column: str) -> bool:
     return False
 
 
-def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[list[Label]]:
-    """The labels of each table: all integers or all names, over all tables.
+def _labels(tables: Sequence[Table], column: str, *, integers: bool) -> list[Label]:
+    """The labels of all tables, one table after the other: all integers or all names.
 
     A missing label is refused first, since it may be the reason why other labels became decimal numbers.
     """
-    for table in tables:
-        for row, value in enumerate(_cells(table, column)):
-            if value is None or value != value:
-                raise DataError(f"{table.place(row)}: a label is missing; add it, or set data.label to another column")
-    labels: list[list[Label]] = []
+    for table, row, value in _cells(tables, column):
+        if value is None or value != value:
+            raise DataError(f"{table.place(row)}: a label is missing; add it, or set data.label to another column")
+    labels: list[Label] = []
     first: tuple[Label, str] | None = None
-    for table in tables:
-        of_table: list[Label] = []
-        for row, value in enumerate(_cells(table, column)):
-            label = _label(table, row, value, integers=integers)
-            first = first or (label, table.place(row))
-            if isinstance(label, int) != isinstance(first[0], int):
-                raise DataError(
-                    f"{table.place(row)}: label {label!r} beside label {first[0]!r} ({first[1]}) mixes "
-                    f"integers and names; write one or the other, or set data.label to another column"
-                )
-            of_table.append(label)
-        labels.append(of_table)
+    for table, row, value in _cells(tables, column):
+        label = _label(table, row, value, integers=integers)
+        first = first or (label, table.place(row))
+        if isinstance(label, int) != isinstance(first[0], int):
+            raise DataError(
+                f"{table.place(row)}: label {label!r} beside label {first[0]!r} ({first[1]}) mixes "
+                f"integers and names; write one or the other, or set data.label to another column"
+            )
+        labels.append(label)
     return labels
 
 
-def _cells(table: Table, column: str) -> list[object]:
-    values = table.column(column, "data.label")
-    return [
-        unicodedata.normalize("NFC", value.strip() or value) if isinstance(value, str) else value for value in values
-    ]
+def _cells(tables: Sequence[Table], column: str) -> Iterator[tuple[Table, int, object]]:
+    """Every label as it is written, with its table and its row."""
+    for table in tables:
+        for row, value in enumerate(table.column(column, "data.label")):
+            cell = unicodedata.normalize("NFC", value.strip() or value) if isinstance(value, str) else value
+            yield table, row, cell
 
 
 def _label(table: Table, row: int, value: object, *, integers: bool) -> Label:
@@ -280,17 +269,14 @@ def _refuse(table: Table, row: int, value: object) -> NoReturn:
 
 
 def _beside(
-    tables: Sequence[Table], labels: Sequence[Sequence[Label]], column: str, values: Sequence[Label]
+    tables: Sequence[Table], labels: Sequence[Label], column: str, values: Sequence[Label]
 ) -> tuple[str, ...] | None:
     """The names in the column `<label>_name`, if labels and names correspond one to one."""
     beside = f"{column}_name"
     if not all(beside in table.columns for table in tables):
         return None
-    pairs = {
-        (label, str(name))
-        for table, of_table in zip(tables, labels, strict=True)
-        for label, name in zip(of_table, table.columns[beside], strict=True)
-    }
+    written = (str(name) for table in tables for name in table.columns[beside])
+    pairs = set(zip(labels, written, strict=True))
     names = dict(pairs)
     one_to_one = len(pairs) == len(names) == len(set(names.values()))
     return tuple(names[value] for value in values) if one_to_one else None
@@ -376,39 +362,49 @@ class Rows:
         return replace(self, **some)
 
 
-class Reads(Protocol):
-    """The part of a task that reads the rows of tables."""
+@dataclass(frozen=True)
+class Reads(ABC):
+    """The part of a task that reads the rows of tables. By default an input is a text, or a pair of texts, and there are no
+    classes.
+    """
 
-    @property
-    def columns(self) -> Columns:
-        """The columns of inputs and labels."""
+    columns: Columns
 
     @property
     def beside(self) -> tuple[str, ...]:
         """Columns that explain labels, read where a table has them."""
+        return ()
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The columns of which a training row needs at least one with text."""
+        return tuple(name for name in (self.columns.text, self.columns.text_b) if name)
 
     def form(self, tables: Sequence[Table]) -> str:
         """The form in which the tables have their inputs, for the user; empty where there is only one."""
+        return ""
 
     def texts(self, tables: Sequence[Table]) -> Texts:
-        """The inputs of the tables' rows, without labels."""
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
-
-
-class OfClasses(Reads, Protocol):
-    """The part of a task that reads rows of given classes."""
+        """The inputs of the tables' rows, without labels, as `kept` has them."""
+        return plain_texts(tables, self.columns.text, self.columns.text_b)
 
     def classes(self, train: Sequence[Table]) -> Vocabulary:
         """The classes of the training data."""
+        return Vocabulary((), ())
+
+    @abstractmethod
+    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Iterable[Any]:
+        """The label of every row of the tables."""
+
+    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
+        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
+        classes = self.classes(train)
+        return self.rows(train, classes), self.rows(test, classes)
 
     def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
         """Inputs and labels of the tables, whose classes are known."""
+        first, second = self.texts(tables)
+        return Rows(first, kept(self.labels(tables, classes)), classes.names, second)
 
 
 K = TypeVar("K", bound=Hashable)

@@ -21,7 +21,6 @@ from secure_fed.learning.data import chats, files, hub
 from secure_fed.learning.data.holdout import HELD_OUT, Indices, at_random, each_by_itself, whole_clients
 from secure_fed.learning.data.rows import (
     Columns,
-    OfClasses,
     Reads,
     Rows,
     Table,
@@ -229,18 +228,9 @@ class Source:
     ranks: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tables:
-    """The tables as read, before labels are interpreted; `owners` names the client of each training table, if any."""
-
-    train: list[Table]
-    test: list[Table]
-    owners: tuple[str, ...] | None = None
-
-
 def load(
     data: DataConfig,
-    task: OfClasses,
+    task: Reads,
     *,
     seed: int,
     person: str = "",
@@ -267,31 +257,31 @@ def load(
     language = language_column(data)
     wanted = _wanted(task, data.client, person, language, ranks)
     if named:
-        read = [files.read(path, wanted, "data.train") for path in named.train]
-        tables = _Tables(read, [files.read(path, wanted, "data.test") for path in named.test], named.owners)
+        train_tables = [files.read(path, wanted, "data.train") for path in named.train]
+        test_tables = [files.read(path, wanted, "data.test") for path in named.test]
     else:
-        tables = _from_hub(data, wanted, task.columns.label)
-    _require_texts(task, tables.train, tables.test)
-    train, test = task.read(tables.train, tables.test)
-    train = _owned(data, train, tables.train, need_client=True, person=person)
-    if train.client is None and tables.owners is not None:
-        owned = zip(tables.owners, tables.train, strict=True)
+        train_tables, test_tables = _from_hub(data, wanted, task.columns.label)
+    _require_texts(task, train_tables, test_tables)
+    train, test = task.read(train_tables, test_tables)
+    train = _owned(data, train, train_tables, need_client=True, person=person)
+    if train.client is None and named and named.owners is not None:
+        owned = zip(named.owners, train_tables, strict=True)
         train = replace(train, client=tuple(owner for owner, table in owned for _ in range(len(table))))
     keyed = train.client is not None
-    languages = _keys(tables.train, language, "data.language") if language else None
-    if tables.test:
-        source = Source(train, _owned(data, test, tables.test, need_client=False), train, keyed, SPLIT, languages)
+    languages = _keys(train_tables, language, "data.language") if language else None
+    if test_tables:
+        source = Source(train, _owned(data, test, test_tables, need_client=False), train, keyed, SPLIT, languages)
     else:
         kept, out, tested = _held_out(data, train, unit, seed, keyed=keyed)
         kept_languages = languages and tuple(languages[int(index)] for index in kept)
         source = Source(train.take(kept), train.take(out), train, keyed, tested, kept_languages)
     if paths := files_of_non_members(non_members):
         found = of_one_party(task, paths, "evaluation.non_members")
-        others = task.rows(found, task.classes(tables.train))
+        others = task.rows(found, task.classes(train_tables))
         require_apart(others, source.train)
         source = replace(source, others=others)
-    source = replace(source, ranks=_ranks(tables.train, ranks, train.client or ()) if ranks else {})
-    return replace(source, form=task.form(tables.train), tested=FILES if data.test else source.tested)
+    source = replace(source, ranks=_ranks(train_tables, ranks, train.client or ()) if ranks else {})
+    return replace(source, form=task.form(train_tables), tested=FILES if data.test else source.tested)
 
 
 def _ranks(tables: Sequence[Table], name: str, clients: Sequence[str]) -> dict[str, int]:
@@ -325,13 +315,14 @@ def _wanted(task: Reads, *others: str) -> Collection[str]:
     return dict.fromkeys(name for name in names if name)
 
 
-def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> _Tables:
+def _from_hub(data: DataConfig, wanted: Collection[str], label: str) -> tuple[list[Table], list[Table]]:
+    """The tables of training and of test examples."""
     train, tests = hub.read(data, wanted, label, TEST_SPLITS)
     if data.test_split:
-        return _Tables([train], tests)
+        return [train], tests
     # Benchmarks publish test splits whose labels are all -1.
     labelled = (t for t in tests if not label or any(value not in (-1, None) for value in t.columns.get(label, ())))
-    return _Tables([train], list(islice(labelled, 1)))
+    return [train], list(islice(labelled, 1))
 
 
 def _require_texts(task: Reads, train: Sequence[Table], test: Sequence[Table]) -> None:
@@ -382,9 +373,7 @@ def _held_out(data: DataConfig, rows: Rows, unit: str, seed: int, *, keyed: bool
     return *each_by_itself(rows, share, seed, persons=False), HELD_OUT["example"]
 
 
-def of_known_classes(
-    task: OfClasses, paths: Sequence[Path], classes: Vocabulary, setting: str, person: str = ""
-) -> Rows:
+def of_known_classes(task: Reads, paths: Sequence[Path], classes: Vocabulary, setting: str, person: str = "") -> Rows:
     """The rows of files of one party, which does not see the other parties' labels: the classes are given."""
     tables = of_one_party(task, paths, setting, person)
     rows = task.rows(tables, classes)

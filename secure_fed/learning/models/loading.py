@@ -65,8 +65,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **chosen)
         made = _class(config, task)
         skeleton = _without_values(made, place, chosen) if divided or config.quantization != "none" else None
-        if config.quantization != "none":
-            chosen |= quantised.settings(config, device, _kept_whole(skeleton))
+        chosen |= quantised.settings(config, device, _kept_whole(skeleton))
         if divided:
             folder = devices.Folder()
             unstored = [] if skeleton is None or task.keeps_head else _modules(skeleton)
@@ -103,9 +102,7 @@ def _loaded(config: ModelConfig, task: Task, label_names: Sequence[str], seed: i
         # The derivative of torch's fused attention takes ten times as long there.
         model.set_attn_implementation("eager")
     hasten(model)
-    if not config.train_head:
-        return Loaded(model, tokenizer, (), head_in_order)
-    return Loaded(model, tokenizer, head_in_order)
+    return Loaded(model, tokenizer, head_in_order) if config.train_head else Loaded(model, tokenizer, (), head_in_order)
 
 
 def outline(config: ModelConfig, task: Task, label_names: Sequence[str]) -> tuple[Any, tuple[str, ...]]:

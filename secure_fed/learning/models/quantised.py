@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -89,18 +88,16 @@ def matrix_of(layer: nn.Module) -> Tensor:
 
 def scales(model: nn.Module) -> dict[str, Tensor]:
     """Everything beside the stored weights that determines a matrix, by name."""
-    return dict(_scales(model))
-
-
-def _scales(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    found: dict[str, Tensor] = {}
     for name, layer in layers(model).items():
         weight: Any = layer.get_parameter("weight")
         if weight.is_meta:  # of shapes without numbers
             continue
         if (state := getattr(weight, "quant_state", None)) is not None:
-            yield from ((f"{name}.weight.{part}", one) for part, one in state.as_dict(packed=True).items())
+            found |= {f"{name}.weight.{part}": one for part, one in state.as_dict(packed=True).items()}
         else:
-            yield f"{name}.weight.SCB", weight.SCB if weight.SCB is not None else cast(Any, layer).state.SCB
+            found[f"{name}.weight.SCB"] = weight.SCB if weight.SCB is not None else cast(Any, layer).state.SCB
+    return found
 
 
 def restore(model: nn.Module) -> None:

@@ -27,7 +27,7 @@ _LARGEST = 700.0  # exp() of more overflows a float
 
 @dataclass(frozen=True)
 class CausalLM(Task):
-    """`Rows.text` is the text, or the prompt of the target `Rows.text_b`."""
+    """`Rows.text` is the text, or the prompt of the target `Rows.text_b`. Its models write texts (`config.settings.WRITE`)."""
 
     learn_prompt: bool = False
 
@@ -47,10 +47,6 @@ class CausalLM(Task):
     def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Sequence[Any]:
         return [None] * sum(map(len, tables))
 
-    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """The same class for all examples."""
-        return [0] * len(rows)
-
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
         require_room(tokenizer, max_length, pair=False)
         prompted = rows.text_b is not None
@@ -61,7 +57,8 @@ class CausalLM(Task):
         return Encoded({name: tuple(item[name] for item in items) for name in ("input_ids", "labels")})
 
     def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> list[list[int]]:
-        """Each text without the special tokens that end it; an empty one becomes the token that begins a text.
+        """The token ids, from 1 to `max_length`, after which the model writes its answer to each row: each text without the
+        special tokens that end it; an empty one becomes the token that begins a text.
 
         Of a text that is too long the last tokens stay, and the special tokens that begin it.
         """
@@ -76,10 +73,11 @@ class CausalLM(Task):
         return found
 
     def references(self, rows: Rows) -> Sequence[str]:
-        """The targets."""
+        """The right answer to each row, as text: the targets."""
         return rows.text_b or ()
 
     def stops(self, tokenizer: Any) -> list[int]:
+        """The tokens that end an answer."""
         return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
     def collate(self, tokenizer: Any) -> Collate:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 from unicodedata import normalize
@@ -191,12 +192,11 @@ class ChatTemplate:
     A template that asks for today's date (`strftime_now`) is told `TODAY`, on which Llama's own templates fall back. Otherwise
     a run that is resumed tomorrow, or has two nodes in two time zones, would train on other ids.
 
-    control: the ids of control tokens. marks_answers: whether the template says itself what is learned.
+    marks_answers: whether the template says itself what is learned.
     """
 
     tokenizer: Any
     source: str
-    control: frozenset[int]
     marks_answers: bool
     _of_roles: dict[tuple[Any, ...], list[int]] = field(default_factory=dict, repr=False)
 
@@ -216,18 +216,21 @@ class ChatTemplate:
                 f"the chat template of {tokenizer.name_or_path!r} writes today's date in a format that it computes: set "
                 "data.chat_template to one in which the calls of strftime_now name their format"
             ).about("data.chat_template", "", "a template with one date")
-        made = cls(tokenizer, source, frozenset(), bool(_GENERATION.search(source)))
-        written = source
+        return cls(tokenizer, source, bool(_GENERATION.search(source)))
+
+    @cached_property
+    def control(self) -> frozenset[int]:
+        """The ids of control tokens."""
+        tokenizer, written = self.tokenizer, self.source
         for probe in (*_PROBES, _OF_TOOLS):
             with suppress(DataError):
-                written += made._text(probe)
+                written += self._text(probe)
         control = frozenset(
             number
             for number, token in tokenizer.added_tokens_decoder.items()
             if token.special or (token.content in written and not token.content.isspace())
         )
-        ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
-        return cls(tokenizer, source, control - ({tokenizer.unk_token_id} - ends), made.marks_answers)
+        return control - ({tokenizer.unk_token_id} - {tokenizer.bos_token_id, tokenizer.eos_token_id})
 
     @property
     def divides_by_tokens(self) -> bool:
@@ -252,7 +255,7 @@ class ChatTemplate:
             left = chat
             if len(ids) > max_length:
                 left = self._newest(chat, max_length)
-                ids, places = next(self._ids([left], [self._text(left) if left else ""]))
+                ids, places = self._read(left)
             spans = self._learned(left, last=last) if left else []
             labels = np.where(_within_spans(places, spans), ids, IGNORED).astype(np.int64)
             yield Fitted(ids, labels, len(chat) - len(left))
@@ -263,12 +266,7 @@ class ChatTemplate:
         Fewer exchanges are never more tokens, so the number is found by halving.
         """
         every = list(_shorter(chat))
-
-        def fits(some: Chat) -> bool:
-            text = self._prompt(some) if prompt else self._text(some)
-            return len(next(self._ids([some], [text], prompt=prompt)).ids) <= max_length
-
-        at = bisect_left(every, True, key=fits)
+        at = bisect_left(every, True, key=lambda some: len(self._read(some, prompt=prompt).ids) <= max_length)
         return every[at] if at < len(every) else ()
 
     def prompts(self, chats: Sequence[Chat], max_length: int) -> Iterator[NDArray[np.int32]]:
@@ -279,9 +277,10 @@ class ChatTemplate:
                 raise DataError("a conversation has no turn to answer: give it a question").about(
                     "data.text", "", "a question"
                 )
-            ids = self._asked(chat)
+            ids = self._read(chat, prompt=True).ids
             if len(ids) > max_length:
-                ids = self._asked(self._newest(chat, max_length, prompt=True) or [*_shorter(chat)][-1])
+                left = self._newest(chat, max_length, prompt=True) or [*_shorter(chat)][-1]
+                ids = self._read(left, prompt=True).ids
             if not len(ids):
                 raise DataError(
                     "the chat template writes nothing before an answer to a blank question, so there is nothing to go on from: "
@@ -289,8 +288,9 @@ class ChatTemplate:
                 ).about("data.chat_template", "", "a template that writes a header")
             yield ids[-max_length:]
 
-    def _asked(self, chat: Chat) -> NDArray[np.int32]:
-        return next(self._ids([chat], [self._prompt(chat)], prompt=True)).ids
+    def _read(self, chat: Chat, *, prompt: bool = False) -> Aligned:
+        """The tokens of a conversation, or with `prompt` those after which the assistant answers it."""
+        return next(self._ids([chat], [self._text(chat, prompt=prompt) if chat else ""], prompt=prompt))
 
     @property
     def ends(self) -> list[int]:
@@ -335,7 +335,7 @@ class ChatTemplate:
         return ids, found
 
     def _text(self, chat: Chat, *, prompt: bool = False) -> str:
-        return self._written(chat, prompt=prompt)[0]
+        return self._prompt(chat) if prompt else self._written(chat)[0]
 
     def _written(self, chat: Chat, *, prompt: bool = False, marks: bool = False) -> tuple[str, list[tuple[int, int]]]:
         """What the template writes; with `marks` also the places between its marks of generation."""
@@ -363,7 +363,7 @@ class ChatTemplate:
         """The text after which the assistant speaks: all that stands before an answer in training, where the template's own
         prompt is shorter (some write an empty thought there), is none, or ends with the answer's space.
         """
-        own, before = self._text(chat, prompt=True), self._before_answer(chat)
+        own, before = self._written(chat, prompt=True)[0], self._before_answer(chat)
         return before if before.startswith(own.rstrip(" ")) else own
 
     def _before_answer(self, chat: Chat) -> str:
@@ -416,7 +416,7 @@ class ChatTemplate:
         """The control tokens of a conversation with these roles, whatever is said."""
         blank = tuple((role, "x" if said.strip() else said) for role, said in chat)
         if (prompt, blank) not in self._of_roles:
-            text = self._prompt(blank) if prompt else self._text(blank)
+            text = self._text(blank, prompt=prompt)
             self._of_roles[prompt, blank] = self._controls(next(aligned(self.tokenizer, [text], special=False)).ids)
         return self._of_roles[prompt, blank]
 
@@ -430,7 +430,7 @@ class ChatTemplate:
                 "turn: set data.chat_template to another"
                 + ("" if self.marks_answers else ", such as one with {% generation %} around the assistant's texts")
             ).about("data.chat_template", "", "a template whose control tokens depend on roles alone")
-        marked = self._prompt(safe) if prompt else self._text(safe)
+        marked = self._text(safe, prompt=prompt)
         if marked.replace(mark, "") != text:
             raise ModelError(
                 "the chat template changes the texts of a conversation that hold control tokens: set data.chat_template to "

@@ -67,11 +67,8 @@ def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[s
 
     Macro-F1 is the mean of the F1 of every class that occurs among labels or predictions, as scikit-learn has it.
     """
-    scores, labels = [], []
-    for batch in batches:
-        scores.append(logits(model, batch))
-        labels.append(batch["labels"])
-    all_scores, truth = torch.cat(scores), torch.cat(labels)
+    found = [(logits(model, batch), batch["labels"]) for batch in batches]
+    all_scores, truth = map(torch.cat, zip(*found, strict=True))
     guess, count = all_scores.argmax(1), partial(torch.bincount, minlength=all_scores.shape[1])
     return {
         "accuracy": float((guess == truth).double().mean()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 _FIRST = {
@@ -99,9 +99,6 @@ class Commonest:
         """Read from a run's result; None for results of older versions, which lack it."""
         found = result.get("commonest")
         return None if found is None else cls(float(found["share"]), int(found["of"]))
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     def not_exceeded_by(self, accuracy: float) -> bool:
         """Whether the share lies in Wilson's 95 % interval of this accuracy, or above it."""

@@ -32,11 +32,8 @@ def loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 
 def metrics(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> dict[str, float]:
     """accuracy (the share of examples with every label right), micro_f1, macro_f1 and mean loss."""
-    scores, labels = [], []
-    for batch in batches:
-        scores.append(logits(model, batch))
-        labels.append(batch["labels"])
-    all_scores, all_labels = torch.cat(scores), torch.cat(labels)
+    found = [(logits(model, batch), batch["labels"]) for batch in batches]
+    all_scores, all_labels = map(torch.cat, zip(*found, strict=True))
     guess, truth = all_scores > 0, all_labels > 0
     return {
         "accuracy": float((guess == truth).all(1).double().mean()),

@@ -74,10 +74,6 @@ class MultipleChoice(Task):
     def counted(self, rows: Rows) -> Iterable[Hashable]:
         return rows.label
 
-    def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """The same class for all examples: the number of the right choice means nothing."""
-        return [0] * len(rows)
-
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
         require_room(tokenizer, max_length, pair=False)
         choices = rows.text_b or ()

@@ -7,17 +7,16 @@ of classes (`Rows.label_names`) comes from all training rows: every party must k
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from secure_fed.errors import ModelError
 from secure_fed.learning.data.encode import Encoded
-from secure_fed.learning.data.on_disk import kept
-from secure_fed.learning.data.rows import Columns, Rows, Table, Texts, Vocabulary, plain_texts
+from secure_fed.learning.data.rows import Reads, Rows
 
 Answer = dict[str, Any]
 Batch = Any  # the result of a collate; a user's own model or loss may need any type
@@ -30,14 +29,12 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
-class Task(ABC):
-    """A task on the rows of tables. By default an input is a text, or a pair of texts, and there are no classes.
+class Task(Reads):
+    """A task on the rows of tables.
 
     auto: the Auto class of transformers that loads the model. keeps_head: whether the layers outside the base model were
     pre-trained for this very task, and are kept. unlabelled: the value in `Rows.label` for a row without a label.
     """
-
-    columns: Columns
 
     auto: ClassVar[str]
     keeps_head: ClassVar[bool] = False
@@ -48,16 +45,6 @@ class Task(ABC):
     def title(self) -> str:
         """The name of the task in a sentence."""
 
-    @property
-    def beside(self) -> tuple[str, ...]:
-        """Columns that explain labels, read where a table has them."""
-        return ()
-
-    @property
-    def learned(self) -> tuple[str, ...]:
-        """The columns of which a training row needs at least one with text."""
-        return tuple(name for name in (self.columns.text, self.columns.text_b) if name)
-
     def model_settings(self, label_names: Sequence[str]) -> dict[str, Any]:
         """The settings of the model's configuration that the task decides."""
         return {}
@@ -67,46 +54,20 @@ class Task(ABC):
         """A sentence on how to compute an answer from the model's scores, if they are not the answer."""
         return ""
 
-    def form(self, tables: Sequence[Table]) -> str:
-        """The form in which the tables have their inputs, for the user; empty where there is only one."""
-        return ""
-
-    def prepare(self, tokenizer: Any) -> None:  # noqa: B027 - most tasks need nothing
+    def prepare(self, tokenizer: Any) -> None:
         """Give a tokenizer what the task needs of it."""
-
-    def texts(self, tables: Sequence[Table]) -> Texts:
-        """The inputs of the tables' rows, without labels, as `kept` has them."""
-        return plain_texts(tables, self.columns.text, self.columns.text_b)
 
     def line(self, text: Any) -> Any:
         """An input of `predict`, as `texts` would give it."""
         return text
 
-    def classes(self, train: Sequence[Table]) -> Vocabulary:
-        """The classes of the training data."""
-        return Vocabulary((), ())
-
-    @abstractmethod
-    def labels(self, tables: Sequence[Table], classes: Vocabulary) -> Iterable[Any]:
-        """The label of every row of the tables."""
-
-    def read(self, train: Sequence[Table], test: Sequence[Table]) -> tuple[Rows, Rows]:
-        """Inputs and labels of both, one table after the other; the classes are those of `train`."""
-        classes = self.classes(train)
-        return self.rows(train, classes), self.rows(test, classes)
-
-    def rows(self, tables: Sequence[Table], classes: Vocabulary) -> Rows:
-        """Inputs and labels of the tables, whose classes are known."""
-        first, second = self.texts(tables)
-        return Rows(first, kept(self.labels(tables, classes)), classes.names, second)
-
     def counted(self, rows: Rows) -> Iterable[Hashable]:
         """The labels that accuracy counts, one by one; none if no single label could be the answer to every example."""
         return ()
 
-    @abstractmethod
     def strata(self, rows: Rows, seed: int) -> Sequence[int]:
-        """A class of each example, from 0, for partitions that skew classes and for reports of skew."""
+        """A class of each example, from 0, for partitions that skew classes and for reports of skew; by default one for all."""
+        return [0] * len(rows)
 
     @abstractmethod
     def encode(self, tokenizer: Any, rows: Rows, max_length: int) -> Encoded:
@@ -130,19 +91,6 @@ class Task(ABC):
     @abstractmethod
     def answers(self, model: nn.Module, batch: Mapping[str, Any], label_names: Sequence[str]) -> list[Answer]:
         """The answer to print for each example of a batch."""
-
-
-class Writes(Protocol):
-    """The part of a task whose models write texts (`secure_fed.config.settings.WRITE` has their names)."""
-
-    def prompts(self, tokenizer: Any, rows: Rows, max_length: int) -> Sequence[Sequence[int]]:
-        """The token ids, from 1 to `max_length`, after which the model writes its answer to each row."""
-
-    def references(self, rows: Rows) -> Sequence[str]:
-        """The right answer to each row, as text."""
-
-    def stops(self, tokenizer: Any) -> Sequence[int]:
-        """The tokens that end an answer."""
 
 
 def outputs_named(label_names: Sequence[str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Tokens(Task):
 
     def texts(self, tables: Sequence[Table]) -> Texts:
         column = self.columns.text
-        rows = (tuple(row) for table in tables for row in text_lists(table, column, "data.text", divided=" "))
+        rows = (tuple(row) for table in tables for row in text_lists(table, column, "data.text", divided=True))
         return kept(rows), None
 
     def line(self, text: Any) -> Any:
@@ -153,7 +153,7 @@ def tag_names(tables: Sequence[Table], column: str) -> tuple[str, ...]:
 def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """The index of every tag; each row must have as many tags as words."""
     index = {name: number for number, name in enumerate(names)}
-    words = text_lists(table, columns.text, "data.text", divided=" ")
+    words = text_lists(table, columns.text, "data.text", divided=True)
     for row, (own, tags) in enumerate(zip(words, _tags(table, columns.label), strict=True)):
         if len(own) != len(tags):
             raise DataError(
@@ -172,7 +172,7 @@ def encoded_tags(table: Table, columns: Columns, names: Sequence[str]) -> Iterat
 def _tags(table: Table, column: str) -> Iterator[list[str]]:
     declared = dict(table.classes).get(column)
     if declared is None:
-        yield from text_lists(table, column, "data.label", divided=" ")
+        yield from text_lists(table, column, "data.label", divided=True)
         return
     for row, tags in enumerate(table.column(column, "data.label")):
         if not isinstance(tags, list | tuple) or not all(

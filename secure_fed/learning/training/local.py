@@ -23,7 +23,7 @@ from privacy.mechanisms import Mechanism
 from privacy.participation import Poisson
 from secure_fed.config import TrainingConfig
 from secure_fed.errors import ConfigError
-from secure_fed.learning.data.encode import Batch, batches
+from secure_fed.learning.data.encode import batches
 from secure_fed.learning.data.rows import places_of
 from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.tasks.task import Collate
@@ -122,16 +122,17 @@ class Job:
         """The tensors on the device, ready to be optimised."""
         return Placed.of(self.before, self.trainable, device)
 
-    def batches(self, collate: Collate | None = None) -> Iterator[Batch]:
-        """The mini-batches of all steps in their order, drawn from `rng`; collated by `collate`, or else by the job's.
+    def batches(self) -> Iterator[list[Any]]:
+        """The examples of every step's mini-batch, in the order of the steps, drawn from `rng`.
 
         They are `epochs` passes over the examples, or exactly `steps` batches from as many passes as needed.
         """
         if not len(self.examples):
             return iter(())
         epochs = itertools.count() if self.settings.steps is not None else range(self.settings.epochs)
-        passes = (batches(self.examples, self.settings.batch, collate or self.collate, self.rng) for _ in epochs)
-        return itertools.islice(itertools.chain.from_iterable(passes), self.settings.steps)
+        passes = (batches(self.examples, self.settings.batch, list, self.rng) for _ in epochs)
+        every = itertools.chain.from_iterable(passes)
+        return (batch.inputs for batch in itertools.islice(every, self.settings.steps))
 
 
 Train = Callable[[Objective, Job], Trained]  # `train`, or a replacement
@@ -150,15 +151,15 @@ def train(objective: Objective, job: Job) -> Trained:
     each: list[Tensor] = []
     objective.begin()
     with seeded(objective.device, job.rng), rows_together():
-        for step, batch in enumerate(job.batches(list)):
+        for step, batch in enumerate(job.batches()):
             optimizer.param_groups[0]["lr"] = job.lr * job.share(step)
             optimizer.zero_grad()
-            most = job.settings.microbatch or len(batch.inputs)
-            for start in range(0, len(batch.inputs), most):
+            most = job.settings.microbatch or len(batch)
+            for start in range(0, len(batch), most):
                 with objective.holding(placed.tensors):
-                    loss = losses(objective, job.collate, batch.inputs[start : start + most])
+                    loss = losses(objective, job.collate, batch[start : start + most])
                     each.append(loss.detach())
-                    (loss.sum() / len(batch.inputs)).backward()
+                    (loss.sum() / len(batch)).backward()
             if mu := job.settings.proximal:
                 moves = [(tensor - placed.start[name]).square().sum() for name, tensor in placed.moving.items()]
                 (mu / 2 * torch.stack(moves).sum()).backward()

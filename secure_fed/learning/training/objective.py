@@ -79,9 +79,8 @@ class Objective(nn.Module):
         self.beside: list[Objective] = []  # on other devices, for clients that are trained at the same time
         self._named = dict(model.named_parameters())
         self._checksums: dict[str, int] = {}
-        self._watched = (
-            False  # whether a backward pass has shown that the layers that train are computed with a gradient
-        )
+        # Whether a backward pass has shown that the layers that train are computed with a gradient.
+        self._watched = False
         # Looked up once: walking a model of many modules costs more than a client's share of a round.
         owners: dict[int, list[tuple[nn.Module, str]]] = {}  # the places of each parameter; tied ones have several
         for module in model.modules():

@@ -232,8 +232,8 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
 
     Their lengths are spread over the lengths of the kind, their tokens are random, and labels are 0 and 1.
     """
-    words = _vocabulary(model)
-    if not isinstance(kind, Padded) or words is None or not isinstance(pattern, Mapping):
+    words = embedding_rows(model, "input")
+    if not isinstance(kind, Padded) or not words or not isinstance(pattern, Mapping):
         return []
     rng = np.random.default_rng(0)
     shortest, longest = (kind.width, kind.width) if kind.full else (min(kind.above + 1, kind.work - 1), kind.work - 1)
@@ -251,13 +251,13 @@ def made_up(kinds: Kinds, kind: Hashable, model: nn.Module, pattern: Any, count:
     return made
 
 
-def _vocabulary(model: nn.Module) -> int | None:
-    """The number of tokens that the model embeds; None if unknown."""
+def embedding_rows(model: nn.Module, side: str) -> int:
+    """The number of tokens that the model embeds ("input"), or to which it gives scores ("output"); 0 if unknown or none."""
     try:
-        weight = getattr(model.get_input_embeddings(), "weight", None)  # type: ignore[operator]
+        weight = getattr(getattr(model, f"get_{side}_embeddings")(), "weight", None)
     except (NotImplementedError, AttributeError, TypeError):
-        return None
-    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else None
+        return 0
+    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else 0
 
 
 def _label(like: Any, number: int, tokens: int, rng: np.random.Generator, *, tokenwise: bool) -> Any:

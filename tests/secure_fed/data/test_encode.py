@@ -255,7 +255,5 @@ def test_what_no_batch_can_be_made_of_is_refused() -> None:
         encode(tokenizer(), sentences([1]), max_length=2)
     with refused(ModelError):
         pad_id(tokenizer(pad=None))
-    with refused(ConfigError):
-        batches([1], 0, list, None)
     with refused(DataError):
         Collate(pad_id=0)([{"input_ids": [5, 6]}])

@@ -135,17 +135,10 @@ def test_fewer_examples_than_clients(kind: str) -> None:
 
 
 def test_a_partition_that_cannot_be() -> None:
-    for alpha in (0.0, -1.0, math.inf, math.nan):
-        with refused(ConfigError, "data.alpha"):
-            dirichlet([0, 1], 2, alpha, rng())
-    with refused(ConfigError):
-        partition("random", [0], clients=1, rng=rng())
     with refused(DataError):
         partition("natural", [0, 1], clients=None, rng=rng())
     with refused(DataError):
         partition("natural", [0, 1], clients=3, keys=("a", "b"), rng=rng())
-    with refused(ConfigError, "federation.clients"):
-        partition("iid", [0, 1], clients=0, rng=rng())
     with refused(ConfigError):
         by_language([0, 0], ["a", "b"], 1, 1.0, rng())
     with refused(DataError):

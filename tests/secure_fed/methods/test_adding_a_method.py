@@ -111,9 +111,9 @@ def test_a_file_that_is_no_method_is_refused(tmp_path: Path, text: str | None) -
 
 def test_the_row_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = eval(f"({shown('py')})", vars(averaged))
-    monkeypatch.setitem(averaged.TABLE, row.card.name, row)
-    monkeypatch.setitem(METHODS, row.card.name, averaged.__name__)
-    federation = runs.federation(runs.settings(row.card.name, "client"))
+    monkeypatch.setitem(averaged.TABLE, row.name, row)
+    monkeypatch.setitem(METHODS, row.name, averaged.__name__)
+    federation = runs.federation(runs.settings(row.name, "client"))
     after, before = federation.run().state.tensors, federation.assembly.initial.tensors
     assert not any(torch.equal(before.tensor(name), after.tensor(name)) for name in before)
     assert all(".attention.output.dense.adapter." in name for name in before if "encoder" in name)

@@ -113,17 +113,21 @@ def _require_all(model: nn.Module, layers: Mapping[str, Collection[str]], blocks
                 )
 
 
-def insert(model: nn.Module, blocks: Collection[str], make: Callable[[Place], nn.Module]) -> list[str]:
-    """Put `make(place)` behind every block of these kinds, in the order of the layers; returns the parameters' names.
+def insert(
+    model: nn.Module, head: Sequence[str], blocks: Collection[str], make: Callable[[int], nn.Module]
+) -> list[str]:
+    """Put `make(width)` behind every block of these kinds, in the order of the layers; returns the parameters' names.
 
-    Modules are made on the CPU, whatever the default device is, and the process-wide random state is not changed.
+    Only they and the head train. Modules are made on the CPU, whatever the default device is, and the process-wide random state
+    is not changed.
     """
     names = []
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         for place in places(model, blocks):
-            adapter = make(place)
+            adapter = make(place.width)
             at = attach(model, place.module, CHILD, adapter)
             names += [f"{at}.{name}" for name, _ in adapter.named_parameters()]
+    train_only(model, [*names, *head])
     return names
 
 
@@ -183,13 +187,8 @@ class Bottlenecks:
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Every D is drawn on the CPU from `seed` alone, in the order of the layers, attention first."""
         generator = torch.Generator("cpu").manual_seed(seed)
-
-        def make(place: Place) -> nn.Module:
-            return Bottleneck(place.width, self.bottleneck, self.activation, generator)
-
-        names = insert(model, self.blocks, make)
-        train_only(model, [*names, *head])
-        return names
+        make = partial(Bottleneck, bottleneck=self.bottleneck, activation=self.activation, generator=generator)
+        return insert(model, head, self.blocks, make)
 
 
 def fresh_down(width: int, bottleneck: int, generator: torch.Generator) -> nn.Linear:
@@ -241,22 +240,16 @@ class Mixture(nn.Module):
 
 @dataclass(frozen=True)
 class Mixtures:
-    """Experts behind every block of these kinds."""
+    """Experts behind every feed-forward block."""
 
     bottleneck: int
     experts: int
-    blocks: tuple[str, ...] = ("feed_forward",)
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """Every D is drawn on the CPU from `seed` alone, expert after expert, in the order of the layers; U is zero."""
         generator = torch.Generator("cpu").manual_seed(seed)
-
-        def make(place: Place) -> nn.Module:
-            return Mixture(place.width, self.bottleneck, self.experts, generator)
-
-        names = insert(model, self.blocks, make)
-        train_only(model, [*names, *head])
-        return names
+        make = partial(Mixture, bottleneck=self.bottleneck, experts=self.experts, generator=generator)
+        return insert(model, head, ("feed_forward",), make)
 
 
 def routes(module: nn.Module) -> bool:
@@ -302,11 +295,10 @@ class Compacter(nn.Module):
 
 @dataclass(frozen=True)
 class Compacters:
-    """Adapters behind every block of these kinds. n: the number of Kronecker products; it divides bottleneck and widths."""
+    """Adapters behind every block. n: the number of Kronecker products; it divides bottleneck and widths."""
 
     bottleneck: int
     n: int
-    blocks: tuple[str, ...] = ("attention", "feed_forward")
 
     def inject(self, model: nn.Module, head: Sequence[str], seed: int) -> list[str]:
         """All tensors are drawn on the CPU from `seed` alone: the A_i, then adapter after adapter in the order of the layers.
@@ -319,18 +311,14 @@ class Compacters:
             raise MethodError(f"the {type(model).__name__} already holds such adapters: give a model without any")
         generator = torch.Generator("cpu").manual_seed(seed)
         rule = Rule(_fresh((self.n, self.n, self.n), self.n, generator))
-
-        def make(place: Place) -> nn.Module:
-            return Compacter(place.width, self.bottleneck, rule, generator)
-
-        names = insert(model, self.blocks, make)
+        make = partial(Compacter, bottleneck=self.bottleneck, rule=rule, generator=generator)
+        names = insert(model, head, _BLOCKS, make)
         model.register_module(RULE, rule.to(model.get_parameter(names[0]).device))
-        train_only(model, [f"{RULE}.weight", *names, *head])
         return [f"{RULE}.weight", *names]
 
     def _require_divisible(self, model: nn.Module) -> None:
         named = [("method.bottleneck", self.bottleneck)]
-        named += [(f"the width of {place.module}", place.width) for place in places(model, self.blocks)]
+        named += [(f"the width of {place.module}", place.width) for place in places(model)]
         for what, number in named:
             if number % self.n:
                 raise MethodError(

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -211,7 +212,7 @@ def _split(model: nn.Module, pair: Pair, scale: float) -> None:
             weight.copy_(rest.T if isinstance(layer, Conv1D) else rest)
         else:  # W - s B0 A0 has no form of so few bits, or no place; so the layer computes s B0 A0 x beside W x
             layer.register_module(_LESS, _Less(left * scale, right, place))
-            layer.register_forward_hook(_less)
+            layer.register_forward_hook(partial(added, _LESS))
 
 
 class _Less(nn.Module):
@@ -227,10 +228,13 @@ class _Less(nn.Module):
         return -functional.linear(functional.linear(x.to(a.dtype), a), b)
 
 
-def _less(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """A forward hook of such a layer. It finds its child by name, so that a copy of the model calls the copied child."""
-    rest: Tensor = output + layer.get_submodule(_LESS)(args[0]).to(output.dtype)
-    return rest
+def added(child: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    """A forward hook of a layer: its output with that of a child for the same input added.
+
+    It finds the child by name, so that a copy of the model calls the copied child.
+    """
+    both: Tensor = output + layer.get_submodule(child)(args[0]).to(output.dtype)
+    return both
 
 
 def keep_to_modules(model: nn.Module) -> None:

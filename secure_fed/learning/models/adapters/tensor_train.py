@@ -19,8 +19,8 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, cast
+from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from secure_fed.errors import MethodError
 from secure_fed.learning.models.adapters.inserted import attach, places
+from secure_fed.learning.models.adapters.lora import added
 from secure_fed.learning.models.adapters.parameters import train_only
 from secure_fed.learning.models.adapters.per_example import ExampleWise
 from secure_fed.learning.models.devices import place_of
@@ -40,7 +41,7 @@ _DENSE = ("classifier.dense", "pre_classifier", "pooler.dense")
 
 
 class TensorTrainLinear(ExampleWise):
-    """(..., m) -> (..., n), x W + b with W a tensor train of rank `rank`.
+    """(..., m) -> (..., n), x W + b with W a tensor train of rank `rank`, in the type of the cores.
 
     The cores are drawn orthonormal and scaled alike, so that the squares of W's entries are 1 / m on average. With `zero` the
     last core is zero afterwards, and so is W.
@@ -63,14 +64,9 @@ class TensorTrainLinear(ExampleWise):
             self.get_parameter(f"core_{self.order - 1}").data.zero_()
         self.bias = nn.Parameter(torch.zeros(n, device="cpu")) if bias else None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type that it computes in."""
-        return cast(Tensor, self.core_0).dtype
-
     def forward(self, x: Tensor) -> Tensor:
         cores = [getattr(self, f"core_{j}") for j in range(self.order)]
-        y: Tensor = (x @ _rows(cores[: self.split])) @ _columns(cores[self.split :])
+        y: Tensor = (x.to(cores[0].dtype) @ _rows(cores[: self.split])) @ _columns(cores[self.split :])
         return y if self.bias is None else y + self.bias
 
 
@@ -117,7 +113,7 @@ class TensorTrainAdapter(nn.Module):
         self.up = TensorTrainLinear(bottleneck, width, rank, bias=bias, generator=generator, zero=True)
 
     def forward(self, y: Tensor) -> Tensor:
-        change: Tensor = self.up(functional.gelu(self.down(y.to(self.down.dtype))))
+        change: Tensor = self.up(functional.gelu(self.down(y)))
         return y + change.to(y.dtype)
 
 
@@ -140,17 +136,17 @@ class TensorTrains:
         The model computes what it did before. Cores are drawn on the CPU from `seed` alone, in the order of the layers.
         """
         generator = torch.Generator("cpu").manual_seed(seed)
-        added = []
+        trains = []
         for place in places(model):
             adapter = TensorTrainAdapter(place.width, self.bottleneck, self.rank, bias=self.biases, generator=generator)
-            added.append(attach(model, place.module, NAME, adapter))
+            trains.append(attach(model, place.module, NAME, adapter))
         for name, layer in dense_layers(model, head).items():
             m, n = layer.in_features, layer.out_features
             train = TensorTrainLinear(m, n, self.rank, bias=False, generator=generator, zero=True)
             layer.register_module(NAME, train.to(place_of(layer)))
-            layer.register_forward_hook(_added)
-            added.append(f"{name}.{NAME}")
-        own = [f"{module}.{name}" for module in added for name, _ in model.get_submodule(module).named_parameters()]
+            layer.register_forward_hook(partial(added, NAME))
+            trains.append(f"{name}.{NAME}")
+        own = [f"{module}.{name}" for module in trains for name, _ in model.get_submodule(module).named_parameters()]
         train_only(model, dict.fromkeys([*own, *head]))
         for name in frozen(own):
             model.get_parameter(name).requires_grad_(False)
@@ -171,13 +167,6 @@ def dense_layers(model: nn.Module, head: Collection[str]) -> dict[str, nn.Linear
 def frozen(names: Iterable[str]) -> tuple[str, ...]:
     """The weights that do not train because a train among these names is added to them."""
     return tuple(f"{name.removesuffix(_FIRST)}.weight" for name in names if name.endswith(_FIRST))
-
-
-def _added(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-    """A forward hook: the output with the train's own for the same input added."""
-    train = cast(TensorTrainLinear, layer.get_submodule(NAME))
-    change: Tensor = train(args[0].to(train.dtype))
-    return output + change.to(output.dtype)
 
 
 class Factorisation(NamedTuple):

@@ -12,6 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -131,25 +132,27 @@ def numbered(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, device=like.device).expand(len(like), length)
 
 
-def by_name(base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """The arguments of one call, by name; a text whose beginning is in a cache is refused."""
+def by_name(room: Room, base: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+    """The arguments of one call, by name, the mask (B, p + L) with unmasked virtual tokens in front.
+
+    A text without room is refused, and one whose beginning is in a cache.
+    """
     named = {**dict(zip(inspect.signature(base.forward).parameters, args, strict=False)), **kwargs}
-    cache = named.get("past_key_values")
+    cache, mask = named.get("past_key_values"), named.get("attention_mask")
     if cache is not None and cache.get_seq_length():
         raise MethodError(
             "virtual tokens are put before whole texts, and this call gives the rest of a text whose beginning is in a cache: "
             "call with use_cache=False"
         )
-    return named
-
-
-def masked(mask: Tensor, length: int) -> Tensor:
-    """(B, p + L): the mask (B, L) with p unmasked virtual tokens in front."""
-    if mask.ndim != 2:
+    text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
+    room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
+    if mask is not None and mask.ndim != 2:
         raise MethodError(
             f"attention_mask has the shape {tuple(mask.shape)}; virtual tokens need one of (examples, tokens)"
         )
-    return torch.cat([mask.new_ones(len(mask), length), mask], 1)
+    if mask is not None:
+        named["attention_mask"] = torch.cat([mask.new_ones(len(mask), room.length), mask], 1)
+    return named
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ class _VirtualTokens(ABC):
         # `score`, and finds its token in the ids of the text.
         of_sequences = type(model).__name__.endswith("ForSequenceClassification") and hasattr(model, "classifier")
         if not of_sequences or getattr(model.config, "classifier_pooling", "cls") != "cls":
-            base.register_forward_hook(_Stripped(self.length))
+            base.register_forward_hook(partial(_stripped, self.length))
         return names
 
     @abstractmethod
@@ -229,15 +232,12 @@ class _Prepended:
     room: Room
 
     def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
-        named, length = by_name(base, args, kwargs), self.room.length
+        named, length = by_name(self.room, base, args, kwargs), self.room.length
         text: Tensor | None = named.get("inputs_embeds")
         if text is None:
             text = embeddings_of(base)(named.pop("input_ids"))
-        self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
         prompt: Tensor = base.get_submodule(_PROMPT)(numbered(length, text))
         named |= {"input_ids": None, "inputs_embeds": torch.cat([prompt.to(text.dtype), text], 1)}
-        if named.get("attention_mask") is not None:
-            named["attention_mask"] = masked(named["attention_mask"], length)
         if named.get("token_type_ids") is not None:
             types: Tensor = named["token_type_ids"]
             named["token_type_ids"] = torch.cat([types.new_zeros(len(types), length), types], 1)
@@ -247,19 +247,14 @@ class _Prepended:
         return (), named
 
 
-@dataclass(frozen=True)
-class _Stripped:
+def _stripped(length: int, base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """A forward hook that removes the base model's outputs for virtual tokens, (B, p + L, H) -> (B, L, H)."""
-
-    length: int
-
-    def __call__(self, base: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if isinstance(output, tuple):
-            return (output[0][:, self.length :], *output[1:])
-        output.last_hidden_state = output.last_hidden_state[:, self.length :]
-        if output.get("hidden_states") is not None:
-            output.hidden_states = tuple(layer[:, self.length :] for layer in output.hidden_states)
-        return output
+    if isinstance(output, tuple):
+        return (output[0][:, length:], *output[1:])
+    output.last_hidden_state = output.last_hidden_state[:, length:]
+    if output.get("hidden_states") is not None:
+        output.hidden_states = tuple(layer[:, length:] for layer in output.hidden_states)
+    return output
 
 
 @dataclass(frozen=True)
@@ -331,16 +326,13 @@ class _Prefixed:
     keys: Keys
 
     def __call__(self, base: nn.Module, args: tuple[Any, ...], kwargs: Inputs) -> tuple[tuple[()], Inputs]:
-        named, length = by_name(base, args, kwargs), self.room.length
+        named, length = by_name(self.room, base, args, kwargs), self.room.length
         text: Tensor = named["input_ids" if named.get("input_ids") is not None else "inputs_embeds"]
-        self.room.require(text.shape[1], f"a text of {text.shape[1]} tokens", "cut texts to at most")
         rows: Tensor = base.get_submodule(_PREFIX)(numbered(length, text))  # (B, p, 2 layers H)
         rows = rows.to(embeddings_of(base).get_parameter("weight").dtype)
         # K and V of every layer, (B, heads, p, head_dim) each; a row has K and V of the first layer, then of the next.
         parts = rows.unflatten(2, (2 * self.keys.layers, self.keys.heads, self.keys.head_dim)).permute(2, 0, 3, 1, 4)
         named["past_key_values"] = _Fixed([(parts[2 * k], parts[2 * k + 1]) for k in range(self.keys.layers)])
-        if named.get("attention_mask") is not None:
-            named["attention_mask"] = masked(named["attention_mask"], length)
         if named.get("position_ids") is not None:
             named["position_ids"] = named["position_ids"] + length
         return (), named

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from secure_fed.learning.training.common_passes.passes import Found, Pack, Place
 from secure_fed.learning.training.local import Placed
 from secure_fed.learning.training.objective import Objective
 from secure_fed.learning.training.pass_shapes import Kinds, Padded, agreeing_sizes
-from secure_fed.learning.training.trials import agree, moved_away, of_kind, same_losses, still
+from secure_fed.learning.training.trials import agree, embedding_rows, moved_away, of_kind, same_losses, still
 
 _PER_PASS = 96  # the overhead of a pass, in tokens
 _WORTH_A_PASS = 128  # tokens
@@ -45,13 +45,6 @@ Entry = tuple[int, Any]  # the number of an owner, a client or a unit, and one o
 Work = tuple[Pack, list[int]]  # a pass, and the owner of each of its examples
 Passes = Callable[[Sequence[Entry], Sequence[int]], Iterator[tuple[Found, list[int]]]]
 """(entries, the row of each owner's client) -> the gradients of all entries, and the owners of each pass's examples."""
-
-
-class Packing(Protocol):
-    """A division of entries into passes."""
-
-    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
-        """The passes of these entries, which are ordered by client."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ class Room:
         other bits, so all passes are filled up to one size, which should have room for most steps, and for little more.
         expected: the expected number of examples in a client's step, if it is public; the variance is at most as large.
         """
-        words = words_of(model)
+        words = embedding_rows(model, "output")
         if device.type == "cpu":
             # The size of the model's matrices without embeddings, a mean in which each number of theirs counts alike.
             embedded = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Embedding)}
@@ -119,7 +112,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Tight:
-    """Passes of examples of like length. apart: whether clients share none."""
+    """Passes of examples of like length. apart: whether clients share none. packs: of entries ordered by client."""
 
     collate: Collate
     room: Room
@@ -136,14 +129,6 @@ class Tight:
                 some = some[len(part) :]
                 owners = [clients[owner] for owner, _ in part]
                 yield Pack(owners, [item for _, item in part], self.collate, len(part)), [owner for owner, _ in part]
-
-
-@dataclass(frozen=True)
-class Shapes:
-    """The shapes that passes of a kind may have. sizes: in examples, ascending; (1,): each example by itself, unpadded."""
-
-    collate: Collate
-    sizes: tuple[int, ...]
 
 
 class Public:
@@ -172,26 +157,29 @@ class Public:
 
     def _of_kind(self, kind: Hashable, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
         width = kind.work if isinstance(kind, Padded) else _UNKNOWN
-        shapes, at = self.shapes(kind, entries[0][1]), 0
+        (collate, sizes), at = self._shapes(kind, entries[0][1]), 0
         while at < len(entries):
-            size = next_size(shapes.sizes, len(entries) - at, width)
+            size = next_size(sizes, len(entries) - at, width)
             some = entries[at : at + size]
             at += len(some)
             filled = [*some, *[some[0]] * (size - len(some))]
             owners = [clients[owner] for owner, _ in filled]
-            pack = Pack(owners, [item for _, item in filled], shapes.collate, len(some), each=shapes.sizes != (1,))
+            pack = Pack(owners, [item for _, item in filled], collate, len(some), each=sizes != (1,))
             yield pack, [owner for owner, _ in some]
 
-    def shapes(self, kind: Hashable, item: Any) -> Shapes:
-        """The shapes of passes of a kind, from a comparison at their first use. item: an example, for its columns."""
-        most, alone = self._most(kind), Shapes(self._kinds.collate, (1,))
-        if most == 1:
-            return alone
+    def _shapes(self, kind: Hashable, item: Any) -> tuple[Collate, tuple[int, ...]]:
+        """The collate function for passes of a kind, and their sizes in examples, from a comparison at their first use.
+
+        Sizes ascend; (1,) is each example by itself, unpadded. item: an example, for its columns.
+        """
+        if (most := self._most(kind)) == 1:
+            return self._kinds.collate, (1,)
         candidates = (most,) if self._room.filled else tuple(sorted({2, max(2, most // 3), most}))
         kept, key = self._objective.kept, (repr(kind), candidates, self._placed.shapes, torch.get_num_threads())
         around = partial(self._objective.surroundings, self._kinds.collate, self._placed.tensors)
         sizes = kept.sizes(key, around, lambda: self._compared(kind, item, candidates))
-        return Shapes(self._kinds.together(kind), sizes) if sizes != (1,) else alone
+        collate = self._kinds.collate if sizes == (1,) else self._kinds.together(kind)
+        return collate, sizes
 
     def largest(self, items: Sequence[Any]) -> Iterator[Pack]:
         """The largest pass of each kind of these items, whatever comparisons show; they compute such a pass too."""
@@ -239,6 +227,9 @@ class Public:
         return (1,)
 
 
+Packing = Tight | Public
+
+
 def next_size(sizes: Sequence[int], left: int, width: int) -> int:
     """The size of the next pass: the size with which `left` examples of a width cost least, fillers included."""
     return min(reversed(sizes), key=lambda size: -(-left // size) * (size * width + _PER_PASS))
@@ -252,13 +243,3 @@ def labelled(item: Any) -> int:
     """The tokens of a text that have a label; 0 where labels are not of tokens."""
     labels = np.asarray(item.get("labels", 0) if isinstance(item, Mapping) else 0)
     return int((labels != IGNORED).sum()) if labels.ndim == 1 else 0
-
-
-def words_of(model: nn.Module) -> int:
-    """The number of a token's scores, if the model scores the words of its vocabulary."""
-    find = getattr(model, "get_output_embeddings", lambda: None)
-    try:
-        weight = getattr(find(), "weight", None)
-    except (NotImplementedError, AttributeError):
-        return 0
-    return len(weight) if isinstance(weight, Tensor) and weight.ndim == 2 else 0

@@ -72,37 +72,20 @@ class Crew:
         self._pool.shutdown(cancel_futures=True)
 
 
-class Alone:
-    """`Crew` of this thread."""
-
-    def __init__(self, objective: Objective) -> None:
-        self._objective = objective
-
-    def results(self, run: Run[Work, Result], all_work: Iterable[Work]) -> Iterator[Result]:
-        for work in all_work:
-            yield run(self._objective, work)
-
-
 @contextmanager
-def crew_of(objective: Objective, *, spread: bool = True) -> Iterator[Crew | Alone]:
-    """The threads for passes of this objective. Within the block torch itself uses one thread.
+def results_of(objective: Objective, *, spread: bool) -> Iterator[Callable[..., Iterator[Any]]]:
+    """`Crew.results` for passes of this objective, by threads or by this one. Within the block torch itself uses one thread.
 
     spread: whether passes may be computed at the same time. An accelerator computes one pass after the other.
     """
     threads = torch.get_num_threads()
-    if not spread or not _threads(objective):
-        torch.set_num_threads(1)
-        try:
-            yield Alone(objective)
-        finally:
-            torch.set_num_threads(threads)
-        return
-    crew = Crew(objective, threads)
+    crew = Crew(objective, threads) if spread and _threads(objective) else None
     torch.set_num_threads(1)
     try:
-        yield crew
+        yield crew.results if crew else lambda run, all_work: (run(objective, work) for work in all_work)
     finally:
-        crew.close()
+        if crew:
+            crew.close()
         torch.set_num_threads(threads)
 
 
@@ -141,25 +124,17 @@ def divided(objectives: Sequence[Objective], jobs: Sequence[Job], run: Share, to
     count = min(len(objectives), len(jobs))
     if count == 1:
         return run(objectives[0], jobs, told)
-    shares = _Shares(count, told)
+    made, lock = [0.0] * count, Lock()
+
+    def of_share(number: int, part: float) -> None:
+        with lock:
+            made[number] = part
+            told(sum(made))
+
     with ThreadPoolExecutor(count, "secure-fed-device") as pool:
         begun = [
-            pool.submit(run, objective, jobs[number::count], partial(shares.made, number))
+            pool.submit(run, objective, jobs[number::count], partial(of_share, number))
             for number, objective in enumerate(objectives[:count])
         ]
         found: list[Iterator[Trained]] = [iter(future.result()) for future in begun]
     return [next(found[number % count]) for number in range(len(jobs))]
-
-
-class _Shares:
-    """The progress of several shares, reported as one number."""
-
-    def __init__(self, count: int, told: Told) -> None:
-        self._made = [0.0] * count
-        self._told = told
-        self._lock = Lock()
-
-    def made(self, number: int, made: float) -> None:
-        with self._lock:
-            self._made[number] = made
-            self._told(sum(self._made))

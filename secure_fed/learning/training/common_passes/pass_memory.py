@@ -31,10 +31,11 @@ from torch.utils.flop_counter import flop_registry
 from secure_fed.learning.models.quantised import layers
 from secure_fed.learning.tasks.next_tokens import rows_together, shaped_for
 from secure_fed.learning.tasks.task import Collate
-from secure_fed.learning.training.common_passes.packing import labelled, words_of
+from secure_fed.learning.training.common_passes.packing import labelled
 from secure_fed.learning.training.common_passes.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import losses
 from secure_fed.learning.training.objective import Objective
+from secure_fed.learning.training.trials import embedding_rows
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def _on_meta(
     model: Any = objective.model
     for layer in layers(model).values():
         layer.forward = partial(_dequantised, layer)
-    living = _Living([*model.parameters(), *model.buffers(), *tensors], sum(map(labelled, items)), words_of(model))
+    living = _Living(
+        [*model.parameters(), *model.buffers(), *tensors], sum(map(labelled, items)), embedding_rows(model, "output")
+    )
     again = [layer for layer in model.modules() if getattr(layer, "gradient_checkpointing", False)]
     hooks = [layer.register_forward_pre_hook(living.kept) for layer in again]
     try:

@@ -46,7 +46,7 @@ class Means:
     """Steps along the mean gradient of each client's next batch."""
 
     def __init__(self, jobs: Sequence[Job], places: Places) -> None:
-        self._ahead = [(batch.inputs for batch in job.batches(list)) for job in jobs]
+        self._ahead = [job.batches() for job in jobs]
         self._gradient, self._flat = torch.zeros_like(places.moving), places.flat
         self._found: list[tuple[list[int], Tensor]] = []
 

@@ -14,7 +14,7 @@ in this way, and their clients are trained one after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from torch import Tensor
 from secure_fed.activity import activity
 from secure_fed.learning.data.audit_unit import Plain
 from secure_fed.learning.training.common_passes.packing import Entry, Packing, Public, Room, Tight, Work
-from secure_fed.learning.training.common_passes.parallel import Alone, Crew, Told, crew_of, divided, spreads
+from secure_fed.learning.training.common_passes.parallel import Told, divided, results_of, spreads
 from secure_fed.learning.training.common_passes.passes import Found, Places, Trial, found_in, tried
 from secure_fed.learning.training.common_passes.step_gradients import Means, NoisedSums
 from secure_fed.learning.training.local import Job, Placed, Trained, optimizer_of, seeded, stepped, train
@@ -215,11 +215,11 @@ class _Cohort:
         steps, objective = self._jobs[0].steps, self._objective
         objective.begin()
         alone = seeded(objective.device, self._jobs[0].rng) if self._trial.why_not else nullcontext()
-        with alone, crew_of(objective, spread=self._trial.copies and not self._trial.why_not) as crew:
+        with alone, results_of(objective, spread=self._trial.copies and not self._trial.why_not) as results:
             for step in range(steps):
                 active = sum(job.steps > step for job in self._jobs)
                 self._narrow(active)
-                self._step(step, self._steps.gradients(partial(self._passes, crew), active))
+                self._step(step, self._steps.gradients(partial(self._passes, results), active))
                 told(len(self._jobs) * (step + 1) / steps)
         models = (objective, *objective.copies) if self._jobs[0].private is not None else ()
         if changed := [name for one in models for name in one.changed_buffers()]:
@@ -231,7 +231,7 @@ class _Cohort:
         ]
 
     def _passes(
-        self, crew: Crew | Alone, entries: Sequence[Entry], clients: Sequence[int]
+        self, results: Callable[..., Iterator[Any]], entries: Sequence[Entry], clients: Sequence[int]
     ) -> Iterator[tuple[Found, list[int]]]:
         """The gradients of the entries, pass by pass, and the owners of each pass's examples."""
 
@@ -241,7 +241,7 @@ class _Cohort:
         packs: Iterator[Work] = self._packing.packs(entries, clients)
         if (dropout := self._dropout) is not None:
             packs = ((replace(part, seed=int(dropout.integers(2**63))), owners) for part, owners in packs)
-        yield from crew.results(found, packs)
+        yield from results(found, packs)
 
     def _step(self, step: int, gradient: Tensor) -> None:
         """Step along the gradients (S, P) of the first S clients, each at the rate of its own schedule."""
