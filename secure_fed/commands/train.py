@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,26 +206,13 @@ def _show(result: Result, out: Path, page: Path) -> None:
 
 def _show_dry(found: Mapping[str, Any]) -> None:
     """What a run would read, guarantee, send and need, as a table."""
-    from rich.table import Table
+    from secure_fed.report.terminal import FACTS, PlainConsole, table_of
 
-    from secure_fed.report.terminal import PlainConsole
-
-    table = Table(
-        show_header=False,
-        title=f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved",
-        title_style="bold",
-    )
+    title = f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved"
     chosen = (("chosen", reason) for reason in found["chosen"])
-    for row in (
-        *chosen,
-        *_data(found["data"]),
-        *_privacy(found["privacy"]),
-        *_traffic(found),
-        *_memory(found["memory"]),
-    ):
-        table.add_row(*row)
+    parts = (chosen, _data(found["data"]), _privacy(found["privacy"]), _traffic(found), _memory(found["memory"]))
     console = PlainConsole()
-    console.print(table)
+    console.print(table_of(chain(*parts), title=title, **FACTS))
     console.print(
         "Counts of rows have no noise: they are for the owner of the data. Memory follows from shapes; gaps in an allocator's "
         "memory and scratch space within an operation come on top. Trials of the model, which a private run makes before it "

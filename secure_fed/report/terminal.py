@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from secure_fed.runs import guarantee
 
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
+FACTS: dict[str, Any] = {"show_header": False, "title_style": "bold"}  # of a table of names and their values
 _ANY = "any"
 _UNITS = 3  # client, example, person
 _NUMBERS = ("trainable", "up a\nround", "lr", "of head")
@@ -70,12 +71,17 @@ def doing() -> Iterator[Callable[[str], None]]:
         yield now.says
 
 
+def table_of(rows: Iterable[Iterable[str]], *columns: Column | str, **look: Any) -> Table:
+    """A table with these rows. look: as of `Table`."""
+    table = Table(*columns, **look)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def show_result(summary: Mapping[str, Any]) -> None:
     """The result of a run as a table."""
-    table = Table(show_header=False, title=title(summary), title_style="bold")
-    for row in rows(summary):
-        table.add_row(*row)
-    PlainConsole().print(table)
+    PlainConsole().print(table_of(rows(summary), title=title(summary), **FACTS))
 
 
 def title(summary: Mapping[str, Any]) -> str:
@@ -149,16 +155,11 @@ def show_methods(
     for name, least in _ROOM.items():
         if console.width < least:
             del columns[name]
-    table = Table(
-        Column("method", no_wrap=True),
-        *(Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns),
-        **NARROW,
-    )
     what = f"with a head for {classes} classes" if classes else f"as {task} trains it"
     console.print(f"for {model}, {what}", style="italic")
-    for row in rows:
-        table.add_row(row["name"], *(shown(row) for shown in columns.values()))
-    console.print(table)
+    heads = (Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns)
+    cells = ((row["name"], *(shown(row) for shown in columns.values())) for row in rows)
+    console.print(table_of(cells, Column("method", no_wrap=True), *heads, **NARROW))
     for name in columns:
         if name in _EXPLAINED:
             console.print(f"{name}: {_EXPLAINED[name]}")
@@ -173,14 +174,13 @@ def show_figures(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Non
     shown = {"value": "value", "stderr": "stderr"}
     if any("base" in row for row in rows):
         shown |= {"base": "base", "base_stderr": "stderr"}
-    table = Table(
-        Column("task"), Column("metric"), *(Column(name, **_RIGHT) for name in (*shown.values(), "n")), **NARROW
-    )
+    cells = []
     for row in rows:
         metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
         numbers = ("-" if row[name] is None else f"{row[name]:.4f}" for name in shown)
-        table.add_row(row["task"], metric, *numbers, f"{row['n']:,}")
-    console.print(table)
+        cells.append((row["task"], metric, *numbers, f"{row['n']:,}"))
+    heads = (Column(name, **_RIGHT) for name in (*shown.values(), "n"))
+    console.print(table_of(cells, "task", "metric", *heads, **NARROW))
     for note in notes:
         console.print(note)
 
