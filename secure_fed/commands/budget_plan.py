@@ -18,6 +18,7 @@ from protocols import wire
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from protocols.thresholds import choose, counted_shares
+from secure_fed.activity import activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks import TASKS
 from secure_fed.report.formatting import size
@@ -134,18 +135,22 @@ def run(chosen: argparse.Namespace) -> None:
     from privacy import forecast
     from privacy.forecast import compared
     from privacy.plan import Target
-    from secure_fed.report.terminal import doing
 
     given = {field.name: getattr(chosen, field.name) for field in fields(forecast.Setting)}
     setting = forecast.Setting(**{name: value for name, value in given.items() if value is not None})
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
-    with doing() as say:
-        say("comparing the methods")
-        methods = _methods(chosen, setting, target, possible, say)  # first: a missing model fails at once
-        say("comparing the ways to the guarantee")
+    with activity("comparing the methods") as now:
+        methods = _methods(chosen, setting, target, possible, now.says)  # first: a missing model fails at once
+        now.says("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
-        say("calibrating the noise of cohorts drawn at random")
-        made, others = _of_coins(chosen, setting, say)
+        now.says("calibrating the noise of cohorts drawn at random")
+        made = (
+            forecast.for_epsilon(setting, chosen.epsilon)
+            if chosen.epsilon is not None
+            else forecast.for_noise(setting, chosen.noise_multiplier)
+        )
+        now.says("calibrating it for other targets and cohorts")
+        others = forecast.alternatives(setting, sorted({*_TARGETS, chosen.epsilon} - {None}))
     if chosen.json:
         facts = [
             {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": _sent_by_all(setting, way, chosen)}
@@ -262,21 +267,6 @@ def _methods(
     from secure_fed.commands import budget_methods
 
     return list(budget_methods.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
-
-
-def _of_coins(
-    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
-) -> tuple[Forecast, list[Forecast]]:
-    """The requested plan, and the plans for other targets and cohorts."""
-    from privacy import forecast
-
-    if chosen.epsilon is not None:
-        made = forecast.for_epsilon(setting, chosen.epsilon)
-    else:
-        made = forecast.for_noise(setting, chosen.noise_multiplier)
-    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
-    say("calibrating it for other targets and cohorts")
-    return made, list(forecast.alternatives(setting, targets))
 
 
 def _show_ways(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from secure_fed.activity import activity
+
 if TYPE_CHECKING:
     from secure_fed.flower.supernode import Link
 
@@ -113,7 +115,6 @@ def _check(chosen: argparse.Namespace) -> int:
     from secure_fed.deployment.home import Home, read_charter
     from secure_fed.deployment.memberships import closed
     from secure_fed.deployment.policy import objections
-    from secure_fed.report.terminal import doing
 
     home, charter = Home.load(chosen.folder), read_charter(chosen.charter)
     print(*charter.described(), sep="\n")
@@ -124,8 +125,7 @@ def _check(chosen: argparse.Namespace) -> int:
         print(f"refused: {sentence}")
     if refusals:
         return 2
-    with doing() as say:
-        say("looking at the model and the data")
+    with activity("looking at the model and the data"):
         from secure_fed.deployment.node import cost_of
 
         cost = cost_of(home, charter)

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +28,7 @@ _QUIET_SECONDS = 2.0  # before the first line of progress, and between two lines
 class _Help(argparse.Action):
     """Prints the help with all kinds of tampering; only this list needs the protocol to be loaded."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         parser.epilog = _kinds()
         parser.print_help()
         parser.exit()
@@ -67,16 +61,13 @@ def run(chosen: argparse.Namespace) -> int:
     from protocols.errors import ParameterError
     from protocols.simulate import Simulation, simulate
 
-    if chosen.neighbours is not None and chosen.neighbours > chosen.clients - 1:
-        message = (
-            f"--neighbours is {chosen.neighbours}, and each of {chosen.clients} clients has {chosen.clients - 1} others"
-        )
-        raise ConfigError(f"{message}: lower it").about(
-            "--neighbours", chosen.neighbours, f"at most {chosen.clients - 1}"
-        )
+    if chosen.neighbours is not None and chosen.neighbours > (others := chosen.clients - 1):
+        raise ConfigError(
+            f"--neighbours is {chosen.neighbours}, and each of {chosen.clients} clients has {others} others: lower it"
+        ).about("--neighbours", chosen.neighbours, f"at most {others}")
     try:
         simulation = Simulation(**{field.name: getattr(chosen, field.name) for field in fields(Simulation)})
-        report = simulate(simulation, progress=_Patience(time.monotonic()))
+        report = simulate(simulation, progress=_Patience())
     except ParameterError as error:
         raise ConfigError(error.what) from error
     if chosen.json:
@@ -89,8 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
 class _Patience:
     """Prints a line of progress on standard error every `_QUIET_SECONDS`."""
 
-    def __init__(self, start: float) -> None:
-        self._last = start
+    def __init__(self) -> None:
+        self._last = time.monotonic()
 
     def __call__(self, stage: str, done: int, clients: int) -> None:
         now = time.monotonic()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from privacy.statement import OBSERVERS
-from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
@@ -45,6 +43,7 @@ _EXPLAINED = {
     "of head": "the learning rate of the head's last layer; in private runs it equals lr",
     "protects": "the units that differential privacy can protect; any: client, example and person",
 }
+_VOID = ("NOT PRIVATE", "noise or secret choices were seeded or injected: the guarantee below is void")
 _SUMS = {
     "nowhere": "without noise",
     "sum": "before it adds noise",
@@ -62,13 +61,6 @@ class PlainConsole(Console):
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-
-
-@contextmanager
-def doing() -> Iterator[Callable[[str], None]]:
-    """Names the current computation of a command, for its line on the terminal."""
-    with activity("") as now:
-        yield now.says
 
 
 def table_of(rows: Iterable[Iterable[str]], *columns: Column | str, **look: Any) -> Table:
@@ -116,9 +108,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     accuracy, common = summary["accuracy"], Commonest.of_result(summary)
     rows = []
     if accuracy is not None or not summary["metrics"]:
-        beside = (
-            "" if common is None or accuracy is None else f"; share of the commonest label: {_percent(common.share)}"
-        )
+        beside = f"; share of the commonest label: {_percent(common.share)}" if common and accuracy is not None else ""
         rows = [("accuracy", _percent(accuracy) + beside)]
     rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
     rows = own + rows if leads(summary["task"]) else rows + own
@@ -232,13 +222,8 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     whose, together = two_units(summary["unit"], terms)
     alone = _alone(summary)
     budget = "spent of its own budget" if alone else "spent in its ledger"
-    void = (
-        []
-        if terms["private"]
-        else [("NOT PRIVATE", "noise or secret choices were seeded or injected: the guarantee below is void")]
-    )
     return [
-        *void,
+        *([] if terms["private"] else [_VOID]),
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
         ("  protects", terms["unit"]),
         (f"  {whose}", together),
@@ -265,11 +250,9 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     place = "nowhere" if summary["privacy"] is None else summary["privacy"]["place"]
     lies = "even if it lies about keys or survivors" if found["active"] else "if it follows the protocol"
     few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
-    whose = (
-        "the clients that are drawn, even a single one"
-        if found["coins"]
-        else f"{few or 'all '}{found['clients']} clients"
-    )
+    whose = f"{few or 'all '}{found['clients']} clients"
+    if found["coins"]:
+        whose = "the clients that are drawn, even a single one"
     rows = [
         ("secure aggregation", f"the server learns only sums over {whose}, {_SUMS[place]}, {lies}"),
         ("  bytes", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, including the model"),

@@ -75,7 +75,7 @@ class Row:
     own_first: bool = False  # whether the task's own metrics are more informative than accuracy
     held_out: tuple[
         str, ...
-    ] = ()  # how the runs held test rows out of their training rows; empty if all were given test rows
+    ] = ()  # how the runs held test rows out of training rows; empty if all were given test rows
     no_membership: str = ""  # why a run has no membership figure
 
 
@@ -93,7 +93,6 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     dearest = max(charges, key=lambda charge: charge.epsilon) if private else None
     together = totals(charges) if private else []
     all_seeds = together[0] if len(together) == 1 else None
-
     found = [result.get("membership") for result in results]
     memberships = [one if isinstance(one, Mapping) else {} for one in found]
     without = [str(one.get("why") or "") for one in memberships if one.get("auc") is None]
