@@ -234,14 +234,12 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "tokens a row", f"{tokens['mean']:.1f} in the mean, {tokens['longest']:,} at most"
     cut = "lose turns to" if data["task"] == "chat" else "reach"
     yield "test rows", f"{data['test_rows']:,} ({data['test_from']}); {data['empty_test_rows']:,} of them empty"
-    yield (
-        "cut or not learned",
-        (
-            f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
-            f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
-            "held out for an audit"
-        ),
+    without = (
+        f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
+        f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
+        "held out for an audit"
     )
+    yield "cut or not learned", without
     if data["warning"]:
         yield "warning", data["warning"]
 
@@ -265,10 +263,8 @@ def _traffic(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "a round", f"{sent['cohort']:g} clients expected; {up} up, {down} down, all of them together"
     yield "rounds", f"{sent['rounds']:,}"
     least = found["seconds_a_round_at_least"]
-    yield (
-        "time of a round",
-        "not known" if least is None else f"at least {least:.3g} s: the products alone, at this speed",
-    )
+    known = "not known" if least is None else f"at least {least:.3g} s: the products alone, at this speed"
+    yield "time of a round", known
     yield "checkpoint on disk", size(found["checkpoint_bytes"])
 
 

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
@@ -211,11 +212,8 @@ def _curve(records: Sequence[RunRecord], metric: str) -> tuple[Point, ...]:
 
 def _sent(record: RunRecord) -> dict[int, int]:
     """Bytes up and down until the end of each round."""
-    total, until = 0, {}
-    for row in record.rounds:
-        total += row["bytes_up"] + row["bytes_down"]
-        until[row["round"]] = total
-    return until
+    sent = accumulate(row["bytes_up"] + row["bytes_down"] for row in record.rounds)
+    return dict(zip((row["round"] for row in record.rounds), sent, strict=True))
 
 
 Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" if it has the same

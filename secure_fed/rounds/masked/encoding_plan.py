@@ -84,10 +84,7 @@ class PublicPlan:
         return self.clip_norm - longer
 
 
-@lru_cache(maxsize=64)
-def _codec(bits: int, bound: float, places: int) -> FixedPoint:
-    """Cached for all clients of a process: its scale is computed with fractions."""
-    return FixedPoint(bits, bound, places)
+_codec = lru_cache(maxsize=64)(FixedPoint)  # for all clients of a process: its scale is computed with fractions
 
 
 @dataclass(frozen=True)
