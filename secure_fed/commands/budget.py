@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 from secure_fed.commands import budget_plan
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from privacy.ledger import Ledger
 
 
@@ -84,16 +82,24 @@ def show(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps(facts))
         return
-    from secure_fed.report.terminal import PlainConsole
+    from secure_fed.report.terminal import PlainConsole, table_of
 
-    console = PlainConsole()
-    console.print(_amounts(facts))
+    console, parts = PlainConsole(), ("epsilon", "delta")
+    title = f"data set {facts['data_set']} ({facts['composition']})"
+    amounts = ((name, *(_number(facts[name][part]) for part in parts)) for name in ("limit", "spent", "left"))
+    console.print(table_of(amounts, "", *parts, title=title, title_style="bold"))
     if not facts["runs"]:
         console.print("no run has reserved anything")
         return
-    console.print(_runs(facts))
+    whose = ["unit"] if len(facts["units"]) > 1 else []
+    runs = []
+    for run in facts["runs"]:
+        cost = ("given back", "") if run["closed"] else [_number(run[part]) for part in parts]
+        runs.append((run["run"], *cost, f"{run['releases']:,}", *(run[one] for one in whose), str(run["time"] or "")))
+    console.print(table_of(runs, "run", *parts, "releases", *whose, "since"))
     console.print(_RELEASES)
-    console.print(_units(facts))
+    units = ((unit["name"], unit["kind"], unit["neighbours"], unit["members"][:12]) for unit in facts["units"])
+    console.print(table_of(units, "unit", "is", "neighbours", "keyed digest"))
     for statement in facts["same"]:
         one, other = statement["units"]
         console.print(f"declared one unit: {one} and {other} ({statement['time']})", markup=False)
@@ -126,43 +132,27 @@ _RELEASES = (
 )
 
 
-def _amounts(facts: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    title = f"data set {facts['data_set']} ({facts['composition']})"
-    table = Table("", "epsilon", "delta", title=title, title_style="bold")
-    for name in ("limit", "spent", "left"):
-        table.add_row(name, *(_number(facts[name][part]) for part in ("epsilon", "delta")))
-    return table
-
-
-def _runs(facts: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    several = len(facts["units"]) > 1
-    table = Table("run", "epsilon", "delta", "releases", *(["unit"] if several else []), "since")
-    for run in facts["runs"]:
-        cost = ("given back", "") if run["closed"] else (_number(run["epsilon"]), _number(run["delta"]))
-        spent = (*cost, f"{run['releases']:,}")
-        table.add_row(run["run"], *spent, *([run["unit"]] if several else []), str(run["time"] or ""))
-    return table
-
-
-def _units(facts: dict[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table("unit", "is", "neighbours", "keyed digest")
-    for unit in facts["units"]:
-        table.add_row(unit["name"], unit["kind"], unit["neighbours"], unit["members"][:12])
-    return table
-
-
 def _facts(ledger: Ledger) -> dict[str, Any]:
     """The state of a ledger. A reserved cost counts as spent: a run may release that much at any time.
 
     A closed run has made no release; it has the cost that it had reserved, and the time at which it was closed.
     """
     rows = ledger.rows()
+    runs: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.kind == "reserve":
+            charged = ledger.charged(row.run)
+            runs[row.run] = {
+                "run": row.run,
+                **{part: row.body["cost"][part] for part in ("epsilon", "delta")},
+                "releases": max(charged.values(), default=0),  # as `result.json` counts them
+                "by": charged,
+                "unit": row.body["unit"]["name"],
+                "time": runs[row.run]["time"] if row.run in runs else row.body.get("time"),
+                "closed": None,
+            }
+        elif row.kind == "close":
+            runs[row.run]["closed"] = row.body["time"]
     spent, limit = ledger.spent(), {"epsilon": ledger.epsilon, "delta": ledger.delta}
     taken = {"epsilon": spent.epsilon, "delta": spent.delta}
     left = {part: None if most is None else max(0.0, most - taken[part]) for part, most in limit.items()}
@@ -174,29 +164,8 @@ def _facts(ledger: Ledger) -> dict[str, Any]:
         "left": left,
         "units": [unit.to_dict() for unit, _ in ledger.units.used.values()],
         "same": [{"units": row.body["units"], "time": row.body["time"]} for row in rows if row.kind == "same"],
-        "runs": _holders(ledger),
+        "runs": list(runs.values()),
     }
-
-
-def _holders(ledger: Ledger) -> list[dict[str, Any]]:
-    runs: dict[str, dict[str, Any]] = {}
-    for row in ledger.rows():
-        if row.kind == "reserve":
-            first = runs.get(row.run, {"time": row.body.get("time")})
-            held = {part: row.body["cost"][part] for part in ("epsilon", "delta")}
-            charged = ledger.charged(row.run)
-            runs[row.run] = {
-                "run": row.run,
-                **held,
-                "releases": max(charged.values(), default=0),  # as `result.json` counts them
-                "by": charged,
-                "unit": row.body["unit"]["name"],
-                "time": first["time"],
-                "closed": None,
-            }
-        elif row.kind == "close":
-            runs[row.run]["closed"] = row.body["time"]
-    return list(runs.values())
 
 
 def _number(value: float | None) -> str:

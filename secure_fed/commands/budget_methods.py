@@ -109,10 +109,8 @@ def _config(
 
 def _problem(model: str, pooling: str, task_name: str, classes: int, clients: int) -> Problem | None:
     """A problem of the task without data; None where the model has no weights here."""
-    task, labels = (
-        tasks.build(DataConfig(task=task_name, stride=_LENGTH // 4)),
-        [str(label) for label in range(classes)],
-    )
+    task = tasks.build(DataConfig(task=task_name, stride=_LENGTH // 4))
+    labels = [str(label) for label in range(classes)]
     try:
         loaded = load(ModelConfig(name=model, max_length=_LENGTH, pooling=pooling), task, labels, seed=0)
     except (ModelError, ConfigError):

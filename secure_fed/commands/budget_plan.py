@@ -18,10 +18,11 @@ from protocols import wire
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
 from protocols.thresholds import choose, counted_shares
+from secure_fed.activity import activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks import TASKS
 from secure_fed.report.formatting import size
-from secure_fed.report.terminal import NARROW, PlainConsole
+from secure_fed.report.terminal import FACTS, NARROW, PlainConsole, table_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -134,18 +135,22 @@ def run(chosen: argparse.Namespace) -> None:
     from privacy import forecast
     from privacy.forecast import compared
     from privacy.plan import Target
-    from secure_fed.report.terminal import PlainConsole, doing
 
     given = {field.name: getattr(chosen, field.name) for field in fields(forecast.Setting)}
     setting = forecast.Setting(**{name: value for name, value in given.items() if value is not None})
     target, possible = Target(chosen.epsilon, chosen.noise_multiplier, setting.delta), _possible(chosen, setting)
-    with doing() as say:
-        say("comparing the methods")
-        methods = _methods(chosen, setting, target, possible, say)  # first: a missing model fails at once
-        say("comparing the ways to the guarantee")
+    with activity("comparing the methods") as now:
+        methods = _methods(chosen, setting, target, possible, now.says)  # first: a missing model fails at once
+        now.says("comparing the ways to the guarantee")
         ways = compared(setting, target, possible)
-        say("calibrating the noise of cohorts drawn at random")
-        made, others = _of_coins(chosen, setting, say)
+        now.says("calibrating the noise of cohorts drawn at random")
+        made = (
+            forecast.for_epsilon(setting, chosen.epsilon)
+            if chosen.epsilon is not None
+            else forecast.for_noise(setting, chosen.noise_multiplier)
+        )
+        now.says("calibrating it for other targets and cohorts")
+        others = forecast.alternatives(setting, sorted({*_TARGETS, chosen.epsilon} - {None}))
     if chosen.json:
         facts = [
             {**asdict(way), "noise_share": way.share(setting), "bytes_up_a_round": _sent_by_all(setting, way, chosen)}
@@ -209,22 +214,18 @@ def _plan_loop(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps(facts))
         return
-    from rich.table import Table
-
-    table = Table(
-        show_header=False, title=f"{facts['steps']} steps, (epsilon, delta = {facts['delta']:g})", title_style="bold"
-    )
-    table.add_row("noise multiplier", f"{facts['noise_multiplier']:g}")
-    table.add_row("steps", f"{facts['steps']} ({facts['steps_an_epoch']} an epoch)")
-    table.add_row("epsilon", f"{facts['epsilon']:.4g} against {_WHOM[unit]} (one {unit} added or removed)")
-    rate = f"{facts['sampling_rate']:.4g} ({facts['batch_size']} of {facts[units]}, poisson)"
-    table.add_row("sampling rate", rate)
-    bound = f"clip norm {facts['clip_norm']:g}, sensitivity {facts['sensitivity']:.4g}"
-    table.add_row("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})")
-    console = PlainConsole()
+    bound = f"clip norm {clip_norm:g}, sensitivity {sensitivity:.4g}"
+    rows = [
+        ("noise multiplier", f"{made.noise_multiplier:g}"),
+        ("steps", f"{terms.count} ({terms.epoch} an epoch)"),
+        ("epsilon", f"{facts['epsilon']:.4g} against {_WHOM[unit]} (one {unit} added or removed)"),
+        ("sampling rate", f"{terms.sampler.rate:.4g} ({terms.batch_size} of {terms.examples}, poisson)"),
+        ("noise on a mean", f"{facts['noise_std']:.4g} a coordinate ({bound})"),
+    ]
     if unit == "person":
-        table.add_row("a person at two clients", f"epsilon {facts['epsilon_at_two_clients']:.4g}")
-    console.print(table)
+        rows.append(("a person at two clients", f"epsilon {facts['epsilon_at_two_clients']:.4g}"))
+    console = PlainConsole()
+    console.print(table_of(rows, title=f"{terms.count} steps, (epsilon, delta = {terms.delta:g})", **FACTS))
     console.print(_FOR_A_PERSON if unit == "person" else _FOR_A_LOOP)
 
 
@@ -268,28 +269,12 @@ def _methods(
     return list(budget_methods.spaces(chosen.model, chosen.pooling, setting, target, possible, say, chosen.task))
 
 
-def _of_coins(
-    chosen: argparse.Namespace, setting: Setting, say: Callable[[str], None]
-) -> tuple[Forecast, list[Forecast]]:
-    """The requested plan, and the plans for other targets and cohorts."""
-    from privacy import forecast
-
-    if chosen.epsilon is not None:
-        made = forecast.for_epsilon(setting, chosen.epsilon)
-    else:
-        made = forecast.for_noise(setting, chosen.noise_multiplier)
-    targets = sorted({*_TARGETS, *([chosen.epsilon] if chosen.epsilon is not None else [])})
-    say("calibrating it for other targets and cohorts")
-    return made, list(forecast.alternatives(setting, targets))
-
-
 def _show_ways(console: PlainConsole, setting: Setting, ways: list[Way], chosen: argparse.Namespace) -> None:
     """The table, and the settings of the recommended way."""
     console.print(_ways_table(setting, ways))
     console.print(_ABOUT_WAYS if setting.dim is None else f"{_ABOUT_WAYS} {_LENGTH}")
-    if any(way.correlation == "banded" for way in ways):
-        band = next(way.band for way in ways if way.correlation == "banded")
-        console.print(f"Correlated: central noise of which a part cancels over {band} rounds.")
+    if bands := [way.band for way in ways if way.correlation == "banded"]:
+        console.print(f"Correlated: central noise of which a part cancels over {bands[0]} rounds.")
     for sent in filter(None, (_sent_by_all(setting, way, chosen) for way in ways)):
         console.print(
             f"With Poisson sampling and distributed noise each of the {setting.clients:,} clients sends about {size(sent)} in "
@@ -300,23 +285,23 @@ def _show_ways(console: PlainConsole, setting: Setting, ways: list[Way], chosen:
 
 
 def _ways_table(setting: Setting, ways: list[Way]) -> Table:
-    from rich.table import Column, Table
+    from rich.table import Column
 
-    whole = setting.dim is not None
-    heads = ("", "sampling", "noise", "holds\nagainst")
-    numeric = ("noise\nmultiplier", "epsilon", "final\nnoise", *(["length"] if whole else []))
-    columns = [Column(head, no_wrap=True) for head in heads]
-    columns += [Column(head, justify="right", no_wrap=True) for head in numeric]
-    table = Table(*columns, title="Who is promised what", title_style="bold", **NARROW)
+    heads, numeric = ("", "sampling", "noise", "holds\nagainst"), ["noise\nmultiplier", "epsilon", "final\nnoise"]
+    if setting.dim is not None:
+        numeric.append("length")
+    columns = [
+        Column(head, no_wrap=True, justify="right" if head in numeric else "left") for head in (*heads, *numeric)
+    ]
+    rows = []
     for way in ways:
         numbers = [f"{way.noise_multiplier:.4g}", f"{way.epsilon:.3g}", f"{way.final_noise:.3g}"]
         share = way.share(setting)
         numbers += [] if share is None else [f"{share:.3f}"]
         mark, sampling = "->" if way.recommended else "", _SAMPLING.get(way.sampling, way.sampling)
-        table.add_row(
-            mark, sampling, _noise_in_words(way.noise, way.correlation), _AGAINST[len(way.holds_against)], *numbers
-        )
-    return table
+        noise = _noise_in_words(way.noise, way.correlation)
+        rows.append((mark, sampling, noise, _AGAINST[len(way.holds_against)], *numbers))
+    return table_of(rows, *columns, title="Who is promised what", title_style="bold", **NARROW)
 
 
 def _noise_in_words(noise: str, correlation: str) -> str:
@@ -363,20 +348,19 @@ def _sent_by_all(setting: Setting, way: Way, chosen: argparse.Namespace) -> int 
 
 
 def show_methods(console: PlainConsole, model: str, rows: list[Space]) -> None:
-    from rich.table import Table
+    from rich.table import Column
 
-    table = Table(title=f"Methods on {model}", title_style="bold", **NARROW)
     probed = any(row.noise_alone for row in rows)
-    table.add_column("method", no_wrap=True)
-    for head in ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",))):
-        table.add_column(head, justify="left" if head == "noise" else "right")
+    heads = ("numbers", "noise", "length", *(("loss", "hopeless\nbelow") if probed else ("longer\nbelow",)))
+    columns = (Column(head, justify="left" if head == "noise" else "right") for head in heads)
+    cells = []
     for row in rows:
         least = "any cohort" if row.longer_below is None else str(row.longer_below)
         harm = _harm(row.noise_alone) if probed else (least,)
-        table.add_row(
-            row.method, f"{row.numbers:,}", _noise_in_words(row.noise, row.correlation), f"{row.length:.3f}", *harm
-        )
-    console.print(table)
+        noise = _noise_in_words(row.noise, row.correlation)
+        cells.append((row.method, f"{row.numbers:,}", noise, f"{row.length:.3f}", *harm))
+    look = {"title": f"Methods on {model}", "title_style": "bold", **NARROW}
+    console.print(table_of(cells, Column("method", no_wrap=True), *columns, **look))
     if first := next((row.noise_alone for row in rows if row.noise_alone), None):
         console.print(
             f"The loss before the noise is {first['start']:.3f}, and {first['chance']:.3f} is chance. {_PROBED}"
@@ -412,43 +396,32 @@ def _show_coins(console: Console, made: Forecast, others: list[Forecast]) -> Non
 
 
 def _plan_table(made: Forecast) -> Table:
-    from rich.table import Table
-
     setting = made.setting
     unit = "one client replaced" if setting.sampling == "fixed" else "one client added or removed"
-    table = Table(show_header=False, title=f"{setting.rounds} rounds, delta = {setting.delta:g}", title_style="bold")
-    table.add_row("noise multiplier", f"{made.noise_multiplier:g}")
-    table.add_row("epsilon", f"{made.epsilon:.4g} against whoever gets the model ({unit})")
-    table.add_row(
-        "epsilon_participants", f"{made.epsilon_participants:.4g} against the other clients, who also see each cohort"
-    )
-    table.add_row("sampling rate", f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})")
-    table.add_row("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})")
+    seen = f"{made.epsilon_participants:.4g} against the other clients, who also see each cohort"
+    rows = [
+        ("noise multiplier", f"{made.noise_multiplier:g}"),
+        ("epsilon", f"{made.epsilon:.4g} against whoever gets the model ({unit})"),
+        ("epsilon_participants", seen),
+        ("sampling rate", f"{setting.rate:.4g} ({setting.cohort} of {setting.clients}, {setting.sampling})"),
+        ("noise on a mean", f"{made.noise_std:.4g} a coordinate (clip norm {setting.clip_norm:g})"),
+    ]
     if made.noise_norm is not None:
-        table.add_row(
-            "", f"{made.noise_norm:.4g} for all {setting.dim:,} together, of a mean of at most {setting.clip_norm:g}"
-        )
-    return table
+        most = f"of a mean of at most {setting.clip_norm:g}"
+        rows.append(("", f"{made.noise_norm:.4g} for all {setting.dim:,} together, {most}"))
+    return table_of(rows, title=f"{setting.rounds} rounds, delta = {setting.delta:g}", **FACTS)
 
 
 def _alternatives_table(setting: Setting, others: list[Forecast]) -> Table:
-    from rich.table import Table
+    from rich.table import Column
 
     whole = setting.dim is not None
-    says = (
-        "by cohort: noise multiplier, and length of the noise on a round's mean"
-        if whole
-        else "by cohort: noise multiplier, and noise on a coordinate of a round's mean"
-    )
-    table = Table("epsilon", title=says)
-    cohorts = sorted({other.setting.cohort for other in others})
-    for cohort in cohorts:
-        table.add_column(f"{cohort}", justify="right")
-    for target in sorted({other.epsilon for other in others}):
-        row = [other for other in others if other.epsilon == target]
-        cells = [f"{one.noise_multiplier:.3f}, {one.noise_norm if whole else one.noise_std:.3g}" for one in row]
-        table.add_row(f"{target:g}", *cells)
-    return table
+    what = "length of the noise on a round's mean" if whole else "noise on a coordinate of a round's mean"
+    columns = (Column(f"{cohort}", justify="right") for cohort in sorted({other.setting.cohort for other in others}))
+    rows: dict[float, list[str]] = {target: [f"{target:g}"] for target in sorted({other.epsilon for other in others})}
+    for one in others:
+        rows[one.epsilon].append(f"{one.noise_multiplier:.3f}, {one.noise_norm if whole else one.noise_std:.3g}")
+    return table_of(rows.values(), "epsilon", *columns, title=f"by cohort: noise multiplier, and {what}")
 
 
 def _plan_facts(made: Forecast) -> dict[str, Any]:

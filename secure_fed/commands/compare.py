@@ -119,17 +119,12 @@ def _shown(first: Iterator[str], job: Job) -> Iterator[ConsoleProgress]:
 
 def _show(out: Path, rows: Sequence[Row]) -> None:
     """The table for people: one column for each configuration, since a row of all numbers would be too wide."""
-    from rich.table import Table
-
     from secure_fed.commands.comparison.tables import cells, heads, notes
-    from secure_fed.report.terminal import PlainConsole
+    from secure_fed.report.terminal import PlainConsole, table_of
 
     first, *named = zip(heads(rows), *(cells(row, rows) for row in rows), strict=True)
-    table = Table(*first)
-    for line in named:
-        table.add_row(*line)
     console = PlainConsole()
-    console.print(table)
+    console.print(table_of(named, *first))
     for note in notes(rows):
         console.print(note)
     console.print(

@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from secure_fed.activity import activity
+
 
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """The actions of `secure-fed coordinator`."""
@@ -45,12 +47,10 @@ def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.charter import MEMBERS
     from secure_fed.deployment.coordinator import found, notes
     from secure_fed.deployment.home import CHARTER, MEMBERS_TOML, read_card
-    from secure_fed.report.terminal import doing
 
     members = [read_card(card) for card in chosen.cards]
     config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])
-    with doing() as say:
-        say("checking the settings, and what the noise alone does to the model")
+    with activity("checking the settings, and what the noise alone does to the model"):
         charter = found(chosen.folder, config, members, chosen.name)
     print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")
     print(f"{chosen.folder / MEMBERS_TOML}: their fingerprints, for owners to compare and to put into their policies")

@@ -7,9 +7,11 @@ import calendar
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from secure_fed.activity import activity
 
 if TYPE_CHECKING:
     from secure_fed.flower.supernode import Link
@@ -18,77 +20,58 @@ if TYPE_CHECKING:
 def add_parsers(parser: argparse.ArgumentParser) -> None:
     """The actions of `secure-fed node`."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    init = actions.add_parser("init", help="make a node's folder, its key and its card, and print its fingerprint")
-    init.set_defaults(run=_init)
-    card = actions.add_parser("card", help="write the card anew, after a change of name or units in node.toml")
-    card.set_defaults(run=_card)
+
+    def action(name: str, run: Callable[..., int | None], does: str, **more: str) -> argparse.ArgumentParser:
+        made = actions.add_parser(name, help=does, **more)
+        made.set_defaults(run=run)
+        return made
+
+    init = action("init", _init, "make a node's folder, its key and its card, and print its fingerprint")
+    card = action("card", _card, "write the card anew, after a change of name or units in node.toml")
     does = "what a charter asks, what it would cost, and what this node answers; changes nothing"
-    check = actions.add_parser("check", help=does, description=does)
-    check.set_defaults(run=_check)
+    check = action("check", _check, does, description=does)
     agreeing = 'accept a federation that waits for this node\'s owner (accept = "ask" in node.toml)'
-    accept = actions.add_parser("accept", help=agreeing, description=agreeing)
-    accept.set_defaults(run=_accept)
-    agent = actions.add_parser("agent", help="take part: the half that has key, ledger and data, for `connect`")
-    agent.set_defaults(run=_agent)
-    connect = actions.add_parser(
-        "connect", help="take part: the half that talks to a SuperLink of Flower, under another user than `agent`"
-    )
-    connect.set_defaults(run=_connect)
-    running = actions.add_parser("run", help="take part, with both halves under one user: for trials")
-    running.set_defaults(run=_run)
+    accept = action("accept", _accept, agreeing, description=agreeing)
+    agent = action("agent", _agent, "take part: the half that has key, ledger and data, for `connect`")
+    talking = "take part: the half that talks to a SuperLink of Flower, under another user than `agent`"
+    connect = action("connect", _connect, talking)
+    running = action("run", _run, "take part, with both halves under one user: for trials")
     shows = "requests to this node, its refusals, its federations, and its budget"
     meaning = (
         "exit status: 0 healthy, 1 not connected, 2 the last request was refused, or a federation waits for its owner"
     )
-    status = actions.add_parser("status", help=shows, description=shows, epilog=meaning)
-    status.set_defaults(run=_status)
+    status = action("status", _status, shows, description=shows, epilog=meaning)
     closing = "close a federation at this node for good, and give back a reservation for which the node made no step"
-    release = actions.add_parser("release", help=closing, description=closing)
-    release.set_defaults(run=_release)
-    replace = actions.add_parser("replace-key", help="give the node a new identity; the old key is put aside")
-    replace.set_defaults(run=_replace_key)
-    for action in (init, card, check, accept, agent, running, status, release, replace):
-        action.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
+    release = action("release", _release, closing, description=closing)
+    replace = action("replace-key", _replace_key, "give the node a new identity; the old key is put aside")
+    for one in (init, card, check, accept, agent, running, status, release, replace):
+        one.add_argument("folder", type=Path, metavar="FOLDER", help="the node's folder")
     check.add_argument("charter", type=Path, metavar="CHARTER", help="charter.json of the coordinator")
-    for action in (accept, release):
-        action.add_argument("federation", metavar="FEDERATION", help="its name, or the first digits of its digest")
+    for one in (accept, release):
+        one.add_argument("federation", metavar="FEDERATION", help="its name, or the first digits of its digest")
     init.add_argument("--train", required=True, nargs="+", metavar="FILE", help="this node's examples")
     init.add_argument(
         "--coordinator", required=True, metavar="FINGERPRINT", help="fingerprint of the coordinator's key"
     )
     init.add_argument("--name", help="name in the federation (default: the folder's name)")
-    init.add_argument(
-        "--units", type=int, default=0, metavar="N", help="number of examples or persons, if these are protected"
-    )
+    units = "number of examples or persons, if these are protected"
+    init.add_argument("--units", type=int, default=0, metavar="N", help=units)
     agent.add_argument("--socket", type=Path, required=True, metavar="FILE", help="where `connect` reaches the agent")
-    agent.add_argument(
-        "--group",
-        required=True,
-        metavar="GROUP",
-        help="primary group of the user of `connect`; this user is in it, too",
-    )
+    whose = "primary group of the user of `connect`; this user is in it, too"
+    agent.add_argument("--group", required=True, metavar="GROUP", help=whose)
     connect.add_argument("folder", type=Path, metavar="FOLDER", help="for the log and Flower's files, not the node's")
     connect.add_argument("--agent", type=Path, required=True, metavar="FILE", help="--socket of `agent`")
-    for action in (connect, running):
-        action.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server, or its proxy")
-        action.add_argument(
-            "--root-certificates", type=Path, metavar="FILE", help="PEM of the authority for its certificate"
-        )
-        action.add_argument("--insecure", action="store_true", help="without TLS, for trials on one machine")
-        action.add_argument(
-            "--auth-key", type=Path, metavar="FILE", help="private key by which the SuperLink knows this node"
-        )
-        action.add_argument(
-            "--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)"
-        )
+    for one in (connect, running):
+        one.add_argument("--superlink", required=True, metavar="HOST:PORT", help="Flower's server, or its proxy")
+        authority = "PEM of the authority for its certificate"
+        one.add_argument("--root-certificates", type=Path, metavar="FILE", help=authority)
+        one.add_argument("--insecure", action="store_true", help="without TLS, for trials on one machine")
+        known = "private key by which the SuperLink knows this node"
+        one.add_argument("--auth-key", type=Path, metavar="FILE", help=known)
+        one.add_argument("--port", type=int, default=0, help="local port of the SuperNode (default: one that is free)")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    status.add_argument(
-        "--silent",
-        type=float,
-        default=3600.0,
-        metavar="SECONDS",
-        help="not connected after so long without a request of a federation that goes on (default: 3600)",
-    )
+    long = "not connected after so long without a request of a federation that goes on (default: 3600)"
+    status.add_argument("--silent", type=float, default=3600.0, metavar="SECONDS", help=long)
 
 
 def _init(chosen: argparse.Namespace) -> None:
@@ -132,7 +115,6 @@ def _check(chosen: argparse.Namespace) -> int:
     from secure_fed.deployment.home import Home, read_charter
     from secure_fed.deployment.memberships import closed
     from secure_fed.deployment.policy import objections
-    from secure_fed.report.terminal import doing
 
     home, charter = Home.load(chosen.folder), read_charter(chosen.charter)
     print(*charter.described(), sep="\n")
@@ -143,8 +125,7 @@ def _check(chosen: argparse.Namespace) -> int:
         print(f"refused: {sentence}")
     if refusals:
         return 2
-    with doing() as say:
-        say("looking at the model and the data")
+    with activity("looking at the model and the data"):
         from secure_fed.deployment.node import cost_of
 
         cost = cost_of(home, charter)

@@ -11,7 +11,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from secure_fed.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from protocols.simulate import Report, Simulation
+    from protocols.simulate import Report
 
 _QUIET_SECONDS = 2.0  # before the first line of progress, and between two lines
 
@@ -28,13 +28,7 @@ _QUIET_SECONDS = 2.0  # before the first line of progress, and between two lines
 class _Help(argparse.Action):
     """Prints the help with all kinds of tampering; only this list needs the protocol to be loaded."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         parser.epilog = _kinds()
         parser.print_help()
         parser.exit()
@@ -67,16 +61,13 @@ def run(chosen: argparse.Namespace) -> int:
     from protocols.errors import ParameterError
     from protocols.simulate import Simulation, simulate
 
-    if chosen.neighbours is not None and chosen.neighbours > chosen.clients - 1:
-        message = (
-            f"--neighbours is {chosen.neighbours}, and each of {chosen.clients} clients has {chosen.clients - 1} others"
-        )
-        raise ConfigError(f"{message}: lower it").about(
-            "--neighbours", chosen.neighbours, f"at most {chosen.clients - 1}"
-        )
+    if chosen.neighbours is not None and chosen.neighbours > (others := chosen.clients - 1):
+        raise ConfigError(
+            f"--neighbours is {chosen.neighbours}, and each of {chosen.clients} clients has {others} others: lower it"
+        ).about("--neighbours", chosen.neighbours, f"at most {others}")
     try:
         simulation = Simulation(**{field.name: getattr(chosen, field.name) for field in fields(Simulation)})
-        report = simulate(simulation, progress=_Patience(time.monotonic()))
+        report = simulate(simulation, progress=_Patience())
     except ParameterError as error:
         raise ConfigError(error.what) from error
     if chosen.json:
@@ -89,8 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
 class _Patience:
     """Prints a line of progress on standard error every `_QUIET_SECONDS`."""
 
-    def __init__(self, start: float) -> None:
-        self._last = start
+    def __init__(self) -> None:
+        self._last = time.monotonic()
 
     def __call__(self, stage: str, done: int, clients: int) -> None:
         now = time.monotonic()
@@ -100,11 +91,11 @@ class _Patience:
 
 
 def _show(report: Report) -> None:
-    from secure_fed.report.terminal import PlainConsole
+    from secure_fed.report.terminal import PlainConsole, table_of
 
     console = PlainConsole()
     console.print(_stages(report))
-    console.print(_outcome(report))
+    console.print(table_of(_outcome(report), show_header=False))
     if report.simulation.clients == 2:
         console.print(
             "A sum of two hides nothing from the two: each can subtract its own vector. A run takes three or more."
@@ -113,58 +104,48 @@ def _show(report: Report) -> None:
 
 def _stages(report: Report) -> Table:
     """The cost of each stage. Bytes and seconds are per client, except for the column of the server."""
-    from rich.table import Table
+    from rich.table import Column
 
     from secure_fed.report.formatting import size
+    from secure_fed.report.terminal import table_of
 
     one = report.simulation
     kind = "active" if one.active else "passive"
     title = f"secure sum: {one.clients:,} clients, {one.dim:,} coordinates of {one.bits} bits, {kind}"
-    table = Table("stage", title=title, title_style="bold")
-    for name in ("answers", "up", "down", "client\nmean", "client\nmost", "server"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("answers", "up", "down", "client\nmean", "client\nmost", "server")
+    rows = []
     for stage in report.stages:
         seconds = (stage.client_seconds, stage.client_seconds_most, stage.server_seconds)
         sizes = (size(round(stage.bytes_up)), size(round(stage.bytes_down)))
-        table.add_row(stage.name, f"{stage.answered:,}", *sizes, *map(_seconds, seconds))
-    return table
+        rows.append((stage.name, f"{stage.answered:,}", *sizes, *map(_seconds, seconds)))
+    numbers = (Column(name, justify="right", no_wrap=True) for name in names)
+    return table_of(rows, "stage", *numbers, title=title, title_style="bold")
 
 
-def _outcome(report: Report) -> Table:
-    from rich.table import Table
-
+def _outcome(report: Report) -> Iterator[tuple[str, str]]:
+    """The terms of the sum, and what came of it."""
     from secure_fed.report.formatting import size
 
-    table = Table(show_header=False)
-    for row in _terms(report.simulation):
-        table.add_row(*row)
-    table.add_row("dropped out", f"{report.dropped:,}")
-    table.add_row("in the sum", f"{report.survivors:,}")
-    exact = {True: "exact, bit for bit", False: "WRONG: not the plain sum of its clients", None: "none"}
-    table.add_row("sum", exact[report.exact])
-    if report.aborted is not None:
-        table.add_row("aborted", report.aborted)
-    table.add_row("sent in all", size(report.bytes_total))
-    if report.tamper is not None:
-        lie = report.tamper
-        table.add_row("tampering", f"{lie.kind}: {'caught' if lie.caught else 'NOT CAUGHT'}")
-        if lie.by is not None:
-            table.add_row("  noticed by", f"{lie.by}, stage {lie.stage}")
-        table.add_row("  in words", lie.what)
-    return table
-
-
-def _terms(simulation: Simulation) -> list[tuple[str, str]]:
-    choice = simulation.choice
-    ring = "chosen by each client" if simulation.active else "of a ring"
+    choice = report.simulation.choice
+    ring = "chosen by each client" if report.simulation.active else "of a ring"
     kind = ring if choice.neighbours < choice.clients - 1 else "all others"
-    return [
-        ("neighbours", f"{choice.neighbours:,} ({kind})"),
-        ("threshold", f"{choice.threshold:,} shares rebuild a secret"),
-        ("least sum", f"of {choice.survivors:,} clients"),
-        ("too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are tolerated)"),
-        ("abort by chance", f"{_power(choice.abort)}, if as many drop out as expected"),
-    ]
+    yield "neighbours", f"{choice.neighbours:,} ({kind})"
+    yield "threshold", f"{choice.threshold:,} shares rebuild a secret"
+    yield "least sum", f"of {choice.survivors:,} clients"
+    yield "too many corrupt", f"{_power(choice.failure)} ({choice.corrupt} among one client's holders are tolerated)"
+    yield "abort by chance", f"{_power(choice.abort)}, if as many drop out as expected"
+    yield "dropped out", f"{report.dropped:,}"
+    yield "in the sum", f"{report.survivors:,}"
+    exact = {True: "exact, bit for bit", False: "WRONG: not the plain sum of its clients", None: "none"}
+    yield "sum", exact[report.exact]
+    if report.aborted is not None:
+        yield "aborted", report.aborted
+    yield "sent in all", size(report.bytes_total)
+    if (lie := report.tamper) is not None:
+        yield "tampering", f"{lie.kind}: {'caught' if lie.caught else 'NOT CAUGHT'}"
+        if lie.by is not None:
+            yield "  noticed by", f"{lie.by}, stage {lie.stage}"
+        yield "  in words", lie.what
 
 
 def _power(probability: float) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,26 +206,13 @@ def _show(result: Result, out: Path, page: Path) -> None:
 
 def _show_dry(found: Mapping[str, Any]) -> None:
     """What a run would read, guarantee, send and need, as a table."""
-    from rich.table import Table
+    from secure_fed.report.terminal import FACTS, PlainConsole, table_of
 
-    from secure_fed.report.terminal import PlainConsole
-
-    table = Table(
-        show_header=False,
-        title=f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved",
-        title_style="bold",
-    )
+    title = f"{found['method']}: {found['model']}, a dry run: nothing was trained, written or reserved"
     chosen = (("chosen", reason) for reason in found["chosen"])
-    for row in (
-        *chosen,
-        *_data(found["data"]),
-        *_privacy(found["privacy"]),
-        *_traffic(found),
-        *_memory(found["memory"]),
-    ):
-        table.add_row(*row)
+    parts = (chosen, _data(found["data"]), _privacy(found["privacy"]), _traffic(found), _memory(found["memory"]))
     console = PlainConsole()
-    console.print(table)
+    console.print(table_of(chain(*parts), title=title, **FACTS))
     console.print(
         "Counts of rows have no noise: they are for the owner of the data. Memory follows from shapes; gaps in an allocator's "
         "memory and scratch space within an operation come on top. Trials of the model, which a private run makes before it "
@@ -246,14 +234,12 @@ def _data(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "tokens a row", f"{tokens['mean']:.1f} in the mean, {tokens['longest']:,} at most"
     cut = "lose turns to" if data["task"] == "chat" else "reach"
     yield "test rows", f"{data['test_rows']:,} ({data['test_from']}); {data['empty_test_rows']:,} of them empty"
-    yield (
-        "cut or not learned",
-        (
-            f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
-            f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
-            "held out for an audit"
-        ),
+    without = (
+        f"{data['rows_at_the_limit']:,} rows {cut} model.max_length, {data['rows_left_out']:,} are left out for want of "
+        f"room, {data['rows_with_nothing_to_learn']:,} have no token to learn, {data['held_out_for_an_audit']:,} units are "
+        "held out for an audit"
     )
+    yield "cut or not learned", without
     if data["warning"]:
         yield "warning", data["warning"]
 
@@ -277,10 +263,8 @@ def _traffic(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "a round", f"{sent['cohort']:g} clients expected; {up} up, {down} down, all of them together"
     yield "rounds", f"{sent['rounds']:,}"
     least = found["seconds_a_round_at_least"]
-    yield (
-        "time of a round",
-        "not known" if least is None else f"at least {least:.3g} s: the products alone, at this speed",
-    )
+    known = "not known" if least is None else f"at least {least:.3g} s: the products alone, at this speed"
+    yield "time of a round", known
     yield "checkpoint on disk", size(found["checkpoint_bytes"])
 
 

@@ -44,6 +44,12 @@ def check(config: Sections) -> None:
         wrong(config, "training.lr_warmup", "below federation.rounds", message)
 
 
+def value_of(config: Sections, name: str) -> Any:
+    """The value of `section.key`."""
+    section, _, setting = name.partition(".")
+    return getattr(getattr(config, section), setting)
+
+
 def _generated(config: Sections) -> bool:
     return config.data.name == "builtin/notes" and not config.data.train
 
@@ -58,16 +64,12 @@ def _dirichlet(config: Sections) -> bool:
     return drawn or (config.data.partition == "auto" and not keyed)
 
 
-def _divided(kind: str) -> Callable[[Sections], bool]:
-    return lambda config: config.data.partition == kind
-
-
-def _task(name: str) -> Callable[[Sections], bool]:
-    return lambda config: config.data.task == name
-
-
-def _private(*units: str) -> Callable[[Sections], bool]:
-    return lambda config: config.privacy.unit in units
+def _where(*needs: tuple[Any, ...]) -> tuple[Callable[[Sections], bool], str]:
+    """Whether each setting has one of the values behind its name, and the same in words."""
+    words = (
+        f"{name} = {' or '.join('true' if one is True else repr(one) for one in values)}" for name, *values in needs
+    )
+    return lambda config: all(value_of(config, name) in values for name, *values in needs), " and ".join(words)
 
 
 def _counted_by_client(config: Sections) -> bool:
@@ -99,7 +101,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     ("data.label", lambda c: _own_data(c) and c.data.task not in ("causal_lm", "chat"), "data of your own with labels"),
     *(
-        (f"data.{name}", _task(task), f"data.task = {task!r}")
+        (f"data.{name}", *_where(("data.task", task)))
         for name, task in (
             ("class_priors", "classification"),
             ("label_centre", "regression"),
@@ -123,16 +125,12 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.data.task in ("classification", "multi_label", "regression") or c.model.pooling == "model",
         "data.task = 'classification', 'multi_label' or 'regression'",
     ),
-    (
-        "model.descriptions",
-        lambda c: c.data.task == "classification" and c.model.pooling == "mean",
-        "data.task = 'classification' and model.pooling = 'mean'",
-    ),
+    ("model.descriptions", *_where(("data.task", "classification"), ("model.pooling", "mean"))),
     ("model.train_head", lambda c: bool(c.model.descriptions), "model.descriptions"),
     ("evaluation.per_client", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("evaluation.target_accuracy", lambda c: c.data.task != "regression", "a data.task with an accuracy"),
     ("data.test_fraction", lambda c: _own_data(c) and not c.data.test, "data of your own and no data.test"),
-    ("data.client", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
+    ("data.client", *_where(("data.partition", "natural", "auto"))),
     (
         "evaluation.audit_unit",
         lambda c: (c.audit_fraction > 0 or bool(c.evaluation.dummies)) and c.privacy.unit == "none",
@@ -151,16 +149,16 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     ("evaluation.max_new_tokens", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
     ("data.metric", lambda c: c.evaluation.generate > 0, "evaluation.generate above 0"),
-    ("data.answer_pattern", lambda c: c.data.metric == "exact_match", "data.metric = 'exact_match'"),
+    ("data.answer_pattern", *_where(("data.metric", "exact_match"))),
     ("evaluation.non_members", _own_data, "data of your own: the built-in notes have test rows of the same kind"),
     ("evaluation.canaries", lambda c: c.audit_fraction > 0, "evaluation.audit_fraction above 0"),
     ("data.examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.test_examples", _generated, "data.name = 'builtin/notes' and no data.train"),
     ("data.alpha", _dirichlet, "data.partition = 'dirichlet', 'label_dirichlet' or 'language'"),
-    ("data.language", _divided("language"), "data.partition = 'language'"),
-    ("data.labels_per_client", _divided("pathological"), "data.partition = 'pathological'"),
-    ("data.matrix", _divided("matrix"), "data.partition = 'matrix'"),
-    ("federation.trim", lambda c: c.federation.aggregate == "trimmed_mean", "federation.aggregate = 'trimmed_mean'"),
+    ("data.language", *_where(("data.partition", "language"))),
+    ("data.labels_per_client", *_where(("data.partition", "pathological"))),
+    ("data.matrix", *_where(("data.partition", "matrix"))),
+    ("federation.trim", *_where(("federation.aggregate", "trimmed_mean"))),
     (
         "federation.server_momentum",
         lambda c: (
@@ -168,33 +166,25 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         ),
         "federation.server_optimizer = 'momentum' or 'adam'",
     ),
-    ("method.sketch", lambda c: c.method.transport_form == "sketch", "method.transport_form = 'sketch'"),
-    ("method.denoise", _private("client"), "privacy.unit = 'client'"),
-    (
-        "method.denoise_over",
-        lambda c: c.method.denoise == "shrink" and c.privacy.unit == "client",
-        "method.denoise = 'shrink' and privacy.unit = 'client'",
-    ),
+    ("method.sketch", *_where(("method.transport_form", "sketch"))),
+    ("method.denoise", *_where(("privacy.unit", "client"))),
+    ("method.denoise_over", *_where(("method.denoise", "shrink"), ("privacy.unit", "client"))),
     ("training.epochs", lambda c: c.training.steps is None, "training.steps to be unset"),
     *(
-        (f"privacy.{name}", _private("client", "example", "person"), "privacy.unit to be set")
+        (f"privacy.{name}", lambda c: c.privacy.unit != "none", "privacy.unit to be set")
         for name in ("epsilon", "delta", "noise_multiplier", "clip_norm", "ledger", "on_exhausted", "even_if_hopeless")
     ),
-    ("privacy.noise", _private("client"), "privacy.unit = 'client'"),
+    ("privacy.noise", *_where(("privacy.unit", "client"))),
     (
         "privacy.clip_quantile",
         lambda c: c.privacy.unit == "client" and c.privacy.noise in ("auto", "central"),
         "privacy.unit = 'client' and privacy.noise = 'central'",
     ),
-    ("privacy.correlation", _private("client"), "privacy.unit = 'client'"),
+    ("privacy.correlation", *_where(("privacy.unit", "client"))),
     ("privacy.band", _may_be_banded, "privacy.unit = 'client' and privacy.correlation = 'banded'"),
-    (
-        "privacy.hidden_cohort",
-        lambda c: c.privacy.unit == "client" and c.privacy.noise == "distributed",
-        "privacy.unit = 'client' and privacy.noise = 'distributed'",
-    ),
+    ("privacy.hidden_cohort", *_where(("privacy.unit", "client"), ("privacy.noise", "distributed"))),
     *(
-        (f"secure_aggregation.{name}", lambda c: c.secure_aggregation.enabled, "secure_aggregation.enabled = true")
+        (f"secure_aggregation.{name}", *_where(("secure_aggregation.enabled", True)))
         for name in ("corrupt", "dropout", "active", "neighbours", "threshold", "bits")
     ),
     (
@@ -204,18 +194,17 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
     ),
     (
         "secure_aggregation.most_examples",
-        lambda c: c.secure_aggregation.enabled and c.federation.weighting == "examples",
-        "secure_aggregation.enabled = true and federation.weighting = 'examples'",
+        *_where(("secure_aggregation.enabled", True), ("federation.weighting", "examples")),
     ),
     (
         "method.ranks_column",
         lambda c: bool(c.data.client) or isinstance(c.data.train, tuple),
         "data.client, or a file for each client",
     ),
-    ("method.ranks_column", lambda c: c.data.partition in ("auto", "natural"), "data.partition = 'natural' or 'auto'"),
-    ("privacy.mechanism", _private("client"), "privacy.unit = 'client'"),
-    ("privacy.person_column", _private("person"), "privacy.unit = 'person'"),
-    ("privacy.person_examples", _private("person"), "privacy.unit = 'person'"),
+    ("method.ranks_column", *_where(("data.partition", "natural", "auto"))),
+    ("privacy.mechanism", *_where(("privacy.unit", "client"))),
+    ("privacy.person_column", *_where(("privacy.unit", "person"))),
+    ("privacy.person_examples", *_where(("privacy.unit", "person"))),
     ("privacy.participations", _counted_by_client, "privacy.unit = 'example' or 'person', or privacy.noise = 'local'"),
     *(
         (f"privacy.{name}", lambda c: bool(c.privacy.ledger), "privacy.ledger")
@@ -226,7 +215,7 @@ EFFECTS: tuple[tuple[str, Callable[[Sections], bool], str], ...] = (
         lambda c: c.privacy.unit not in ("example", "person"),
         "privacy.unit = 'none' or 'client': otherwise privacy.clip_norm bounds the gradient of every unit",
     ),
-    ("training.momentum", lambda c: c.training.optimizer == "sgd", "training.optimizer = 'sgd'"),
+    ("training.momentum", *_where(("training.optimizer", "sgd"))),
 )
 
 
@@ -338,10 +327,8 @@ def _answers(config: Sections) -> None:
 
 def _ranks(config: Sections) -> None:
     """Refuse ranks of clients that cannot be read, or that the global adapter does not have."""
-    method, limit = (
-        config.method,
-        f"NAME=RANK once for each client, with ranks from 1 to method.rank = {config.method.rank}",
-    )
+    method = config.method
+    limit = f"NAME=RANK once for each client, with ranks from 1 to method.rank = {method.rank}"
     try:
         wrong_ranks = [f"{name}={rank}" for name, rank in method.ranks_by_name.items() if not 1 <= rank <= method.rank]
     except ValueError as error:
@@ -496,12 +483,6 @@ def _correlated(config: Sections) -> None:
     ):
         if refused:
             refuse(config, name, f"privacy.correlation = {privacy.correlation!r}", why)
-
-
-def value_of(config: Sections, name: str) -> Any:
-    """The value of `section.key`."""
-    section, _, setting = name.partition(".")
-    return getattr(getattr(config, section), setting)
 
 
 def wrong(config: Sections, name: str, limit: str, message: str) -> NoReturn:

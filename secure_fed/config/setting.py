@@ -9,6 +9,7 @@ import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import Field, field
+from operator import ge, gt, le, lt
 from typing import Any
 
 from secure_fed.errors import ConfigError
@@ -23,12 +24,7 @@ _SPOKEN = {
     TEXTS: "a list of texts",
     NUMBERS: "a list of numbers",
 }
-_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
-    "above": lambda value, limit: value > limit,
-    "at_least": lambda value, limit: value >= limit,
-    "below": lambda value, limit: value < limit,
-    "at_most": lambda value, limit: value <= limit,
-}
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {"above": gt, "at_least": ge, "below": lt, "at_most": le}
 _LARGEST = 10**9  # of a whole number without a limit of its own
 
 

@@ -39,6 +39,7 @@ from secure_fed.deployment.envelope import MOST_BYTES, Envelope, EnvelopeError, 
 from secure_fed.deployment.home import Home, require_apart
 from secure_fed.deployment.relay import SOCKET, AgentError, held, place
 from secure_fed.errors import SecureFedError, plainly, reported
+from secure_fed.runs.durable import owners_alone
 
 Answer = Callable[[Envelope], Envelope]
 LOG = "agent.log"
@@ -218,7 +219,7 @@ def attended(folder: Path, shared: Shared | None = None) -> Iterator[subprocess.
     print(f"secure-fed: node {home.name}, agent starts", file=sys.stderr, flush=True)
     apart = ["--socket", str(shared.at), "--group", str(shared.group)] if shared else []
     log = folder / LOG
-    with open(log, "ab", opener=private) as output:
+    with open(log, "ab", opener=owners_alone) as output:
         command = [*AGENT, str(folder), *apart, "--attended"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
     try:
@@ -270,14 +271,9 @@ def rotate(log: Path) -> None:
     with suppress(OSError):
         if log.stat().st_size > _MOST_LOG:
             aside = log.with_name(f"{log.name}.1")
-            with open(log, "rb") as old, open(aside, "wb", opener=private) as new:
+            with open(log, "rb") as old, open(aside, "wb", opener=owners_alone) as new:
                 shutil.copyfileobj(old, new)
             os.truncate(log, 0)
-
-
-def private(name: str, flags: int) -> int:
-    """An opener of files that their owner alone can read."""
-    return os.open(name, flags, 0o600)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ A charter may come from a coordinator that lies, so every node refuses what foun
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections import Counter
@@ -39,18 +40,6 @@ LONGEST_NAME = 48  # below the length of a fingerprint, so that no name can cont
 LONGEST_CLASS = 1000  # characters of the name of a class
 MEMBERS = "the files of each member"  # data.train of a charter, which contains no path
 _PURPOSE = "charter"
-_FIELDS = (
-    "schema",
-    "name",
-    "run",
-    "version",
-    "config",
-    "labels",
-    "label_names",
-    "model_digest",
-    "members",
-    "coordinator",
-)
 
 
 class CharterError(UsageError):
@@ -216,7 +205,7 @@ class Charter:
                 f"the charter is of secure-fed {fields.get('version')!s:.40}, and this is {__version__}: all parties of a "
                 "federation run one version"
             )
-        if set(fields) != set(_FIELDS):
+        if set(fields) != {"schema", *(one.name for one in dataclasses.fields(cls))}:
             raise CharterError("the charter is damaged: its fields are not those of this version")
         try:
             return cls(

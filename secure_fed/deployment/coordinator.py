@@ -130,15 +130,8 @@ def notes(charter: Charter) -> Iterator[str]:
 def sizes(cohorts: Iterable[int]) -> str:
     """A table of the losses and colluders that a round of so many members withstands, at the default shares."""
     masks = SecureAggregationConfig()
-    head = (
-        "members in a round",
-        "may collude",
-        "may vanish",
-        "at most, active",
-        "at most, not active",
-        "shares of noise",
-    )
-    rows: list[Sequence[object]] = [head, ["---"] * len(head)]
+    head = "members in a round | may collude | may vanish | at most, active | at most, not active | shares of noise"
+    rows: list[Sequence[object]] = [head.split(" | "), ["---"] * 6]
     for cohort in cohorts:
         if cohort < FEWEST:
             rows.append([cohort, "no masked sum", *[""] * 4])

@@ -38,7 +38,7 @@ from secure_fed.deployment.charter import MOST_BYTES, Charter, Member, shown_nam
 from secure_fed.deployment.policy import Policy
 from secure_fed.errors import ConfigError, UsageError, plainly
 from secure_fed.learning.data.files import require_an_example
-from secure_fed.runs.durable import atomic_write
+from secure_fed.runs.durable import atomic_write, owners_alone
 
 NODE, IDENTITY, CARD, FEDERATIONS = "node.toml", "identity.key", "card.json", "federations"
 LEDGER = "ledger.sqlite"
@@ -58,32 +58,6 @@ Section = TypeVar("Section")
 
 class HomeError(UsageError):
     """A folder of a deployment that is missing, damaged, or open to others."""
-
-
-@dataclass(frozen=True)
-class ModelHere:
-    """The base model on one machine.
-
-    folder: of the model, "" for the charter's name of it. The rest as in [model].
-    """
-
-    folder: str = ""
-    device: str = "cpu"
-    trust_remote_code: bool = False
-    device_map: str = ""
-    max_memory: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, section: Any) -> ModelHere:
-        """As the section [node] or [coordinator] of a machine's own file has it."""
-        others = {one.name: getattr(section, one.name) for one in fields(cls) if one.name != "folder"}
-        return cls(section.model, **others)
-
-    @property
-    def settings(self) -> dict[tuple[str, str], Any]:
-        """The settings of [model] on this machine."""
-        place = {("model", "name"): self.folder, ("model", "revision"): ""} if self.folder else {}
-        return place | {("model", one.name): getattr(self, one.name) for one in fields(self) if one.name != "folder"}
 
 
 @dataclass(frozen=True)
@@ -109,14 +83,16 @@ class NodeSection:
 
 @dataclass(frozen=True)
 class Home:
-    """A node's folder, read and checked. train, non_members: its files. local: the name of the owner's function, or ""."""
+    """A node's folder, read and checked. train, non_members: its files. model: the settings of [model] on this machine.
+    local: the name of the owner's function, or "".
+    """
 
     folder: Path
     identity: Identity
     name: str
     train: tuple[Path, ...]
     policy: Policy
-    model: ModelHere
+    model: Mapping[tuple[str, str], Any]
     units: int = 0
     local: str = ""
     non_members: tuple[Path, ...] = ()
@@ -136,9 +112,9 @@ class Home:
             raise HomeError(f"non_members in {folder / NODE} names {missing[0]}, which is not there: correct it")
         policy = _section_of(Policy, tables["policy"], folder / NODE, "policy")
         identity = read_key(folder / IDENTITY)
-        model = ModelHere.of(node)
         if node.model and not node.model.startswith("builtin/") and (folder / node.model).is_dir():
-            model = replace(model, folder=str((folder / node.model).absolute()))
+            node = replace(node, model=str((folder / node.model).absolute()))
+        model = settings_of_model(node)
         return cls(folder, identity, node.name, train, policy, model, node.units, node.local, non_members)
 
     def federation(self, digest: bytes) -> Path:
@@ -194,7 +170,14 @@ class CoordinatorHome:
         """The charter's settings with this machine's own. Files with relative paths are in the coordinator's folder."""
         values = budget_of(self.own, self.folder, str(self.folder / COORDINATOR))
         budget = {("privacy", name): value for name, value in values.items() if value}
-        return config.replace(ModelHere.of(self.own).settings | budget)
+        return config.replace(settings_of_model(self.own) | budget)
+
+
+def settings_of_model(own: NodeSection | CoordinatorSection) -> dict[tuple[str, str], Any]:
+    """The settings of [model] on one machine, whose own file may name a folder; without one the charter's name stays."""
+    place = {("model", "name"): own.model, ("model", "revision"): ""} if own.model else {}
+    names = ("device", "trust_remote_code", "device_map", "max_memory")
+    return place | {("model", name): getattr(own, name) for name in names}
 
 
 def budget_of(own: CoordinatorSection | PrivacyConfig, folder: Path, where: str) -> dict[str, str]:
@@ -406,7 +389,7 @@ class Journal:
         with suppress(OSError):
             if path.exists() and path.stat().st_size > _MOST:
                 os.replace(path, path.with_name(f"{path.name}.1"))
-            with open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            with open(path, "a", encoding="utf-8", opener=owners_alone) as file:
                 file.write(json.dumps(line) + "\n")
 
     def last(self, count: int, *, refused: bool = False, known: bool = True) -> list[dict[str, Any]]:

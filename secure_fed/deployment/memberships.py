@@ -120,9 +120,8 @@ class Membership:
     def figure(self) -> Any:
         """What the final model tells of which of this node's rows trained; None if it was not measured."""
         with suppress(OSError, ValueError, AttributeError):
-            return json.loads((self.folder / MODEL / PRIVATE / OWN_RESULT).read_text(encoding="utf-8")).get(
-                "membership_of_rows"
-            )
+            figures = json.loads((self.folder / MODEL / PRIVATE / OWN_RESULT).read_text(encoding="utf-8"))
+            return figures.get("membership_of_rows")
         return None
 
     def close(self) -> None:
@@ -362,23 +361,10 @@ def words(cost: Cost) -> str:
     return f"epsilon {cost.epsilon:.4g} and delta {cost.delta:.3g}"
 
 
-@dataclass(frozen=True)
-class Released:
-    """A federation that is closed. cost: of the reservation that was given back, None if it had none."""
-
-    membership: Membership
-    cost: Cost | None
-
-    def __str__(self) -> str:
-        named = f"{self.membership.name or 'the federation'} ({self.membership.digest}) is closed at this node"
-        if self.cost is None:
-            return f"{named}, and nothing is reserved for it"
-        return f"{named}, and {words(self.cost)} are given back"
-
-
-def release(home: Home, which: str) -> Released:
+def release(home: Home, which: str) -> str:
     """Close the federation with this name or digest, and give back a reservation for which the node made no private step.
 
+    Returns what was done, in a sentence.
     NotGivenBackError, and nothing is changed, if the node may have made one. In this order:
 
     1. No agent runs for the node, and none can start (the folder's lock), so no request is answered meanwhile.
@@ -396,15 +382,17 @@ def release(home: Home, which: str) -> Released:
         run = name_in_ledger(membership.folder)
         ledger = NodeLedger.of(home).opened() if run else None
         cost = ledger.reserved(run) if ledger else None
+        named = f"{membership.name or 'the federation'} ({membership.digest})"
         if ledger and cost and (why := membership.step(ledger, run)):
             raise NotGivenBackError(
-                f"{words(cost)} of {membership.name or 'the federation'} ({membership.digest}) stay spent, since {why}; "
-                "nothing was changed, and to take no further part, remove its coordinator from coordinators in node.toml"
+                f"{words(cost)} of {named} stay spent, since {why}; nothing was changed, and to take no further part, remove "
+                "its coordinator from coordinators in node.toml"
             )
         membership.close()
         if ledger and cost:
             ledger.close(run)
-        return Released(membership, cost)
+        back = "nothing is reserved for it" if cost is None else f"{words(cost)} are given back"
+        return f"{named} is closed at this node, and {back}"
 
 
 def _chosen(home: Home, which: str) -> Membership:

@@ -119,13 +119,14 @@ def encode(message: Message) -> Envelope:
             numbers = {"weight": hex_of(message.weight), "loss": hex_of(message.loss)}
             return made_with("reply", numbers, {"contribution": message.contribution})
         case Request():
-            return made_with("request", _of_request(message), _tensors_of(message))
+            return made_with("request", *_of_request(message))
         case Stage():
             return _of_stage(message)
 
 
-def _of_request(request: Request) -> dict[str, Any]:
-    return {
+def _of_request(request: Request) -> tuple[dict[str, Any], dict[str, Tensors]]:
+    """The fields of a request, and its tensors by their owners' names."""
+    fields = {
         "round": request.round,
         "pass": request.pass_name,
         "trainable": list(request.plan.trainable),
@@ -137,10 +138,7 @@ def _of_request(request: Request) -> dict[str, Any]:
         "first": request.first,
         "means": list(request.means),
     }
-
-
-def _tensors_of(request: Request) -> dict[str, Tensors]:
-    return {"tensors": request.tensors, **{f"mean {name}": mean for name, mean in request.means.items()}}
+    return fields, {"tensors": request.tensors, **{f"mean {name}": mean for name, mean in request.means.items()}}
 
 
 def _of_stage(stage: Stage) -> Envelope:
@@ -149,7 +147,8 @@ def _of_stage(stage: Stage) -> Envelope:
     own = {"parameters": stage.parameters.to_bytes(), "message": stage.message}
     if stage.request is None:
         return made("stage", fields | {"request": None}, **own)
-    return made_with("stage", fields | {"request": _of_request(stage.request)}, _tensors_of(stage.request), own)
+    asked, tensors = _of_request(stage.request)
+    return made_with("stage", fields | {"request": asked}, tensors, own)
 
 
 def made(kind: str, fields: Mapping[str, Any], **content: bytes | bytearray) -> Envelope:

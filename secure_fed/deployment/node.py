@@ -102,10 +102,6 @@ class Node:
         self._journal = Journal(folder)
         self._entropy = entropy
         self._joined: Party | None = None  # the federation that the node takes part in now
-        self._last: tuple[bytes, Message] = (
-            b"",
-            Left(),
-        )  # the digest of the latest answered request of a round, and the answer
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The signed answer, or a refusal. Never raises an exception of this package."""
@@ -256,7 +252,7 @@ class Party:
         self._asked = 0  # the latest round of a request
         self._ledger, self._folder = NodeLedger.of(home), (folder := home.federation(charter.digest))
         self._budget: RunBudget | None = None
-        config = charter.config.replace({**home.model.settings, ("training", "together"): 1})
+        config = charter.config.replace({**home.model, ("training", "together"): 1})
         method = build(config)
         if local is not None:
             require_trainable(config, method)
@@ -289,8 +285,6 @@ class Party:
         with ExitStack() as opening:
             self._attendance = self._begun(opening)
             self._during = opening.pop_all()
-        last = self._attendance.last(self.number)
-        self._earliest = 0 if last is None else last + 1
         self._client.kept = read_personal(folder, _LATEST).get(self.number)
 
     def answer(self, ask: Request | Stage, sent: bytes) -> Reply | Staged | None:
@@ -310,9 +304,8 @@ class Party:
         masks, before = self.assembly.masks, self._client.kept
         participant: Participant = (masks.clients if masks else self.assembly.clients)[self.number]
         answer: Reply | Staged | None = participant.handle(ask)
-        if (
-            kept := self._client.kept
-        ) and kept is not before:  # durable before the contribution that was trained with them
+        kept = self._client.kept
+        if kept and kept is not before:  # durable before the contribution that was trained with them
             write_personal(self._folder, _LATEST, {self.number: kept})
         self._latest = sent, answer
         return answer
@@ -383,12 +376,13 @@ class Party:
         memory.begin(self._folder / ATTENDANCE, begun=reserved, durable=True, entered=self._attended)
         during.callback(memory.end)
         during.callback(assembly.charges.close)
-        plan, left = assembly.protection.plan, None
-        if plan is not None:
-            last = memory.last(self.number)
-            left = plan.releases - plan.passes * (0 if last is None else last + 1)
+        last, plan = memory.last(self.number), assembly.protection.plan
+        self._earliest = 0 if last is None else last + 1
+        left = None
+        if plan is not None and assembly.protection.shares is not None:
+            left = plan.releases - plan.passes * self._earliest
         if assembly.masks is not None:
-            assembly.masks.begin(left if assembly.protection.shares is not None else None)
+            assembly.masks.begin(left)
         return memory
 
     def _attended(self, round_: int) -> None:

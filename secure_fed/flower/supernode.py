@@ -23,8 +23,9 @@ from typing import NoReturn
 from secure_fed.activity import activity
 from secure_fed.deployment import relay
 from secure_fed.deployment.agent import LOG as AGENT_LOG
-from secure_fed.deployment.agent import attended, ended, private, rotate
+from secure_fed.deployment.agent import attended, ended, rotate
 from secure_fed.errors import SecureFedError, UsageError, plainly
+from secure_fed.runs.durable import owners_alone
 
 LOG = "flower.log"
 _ONE_USER = (
@@ -161,7 +162,7 @@ def _connected(folder: Path, agent: Path, link: Link, check: Callable[[], None])
     port = link.port or _free_port()
     log = folder / LOG
     tail = Tail(log)
-    with open(log, "ab", opener=private) as output:
+    with open(log, "ab", opener=owners_alone) as output:
         process = subprocess.Popen(
             link.command(agent, port),
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from privacy.statement import OBSERVERS, SEES_COHORTS
 from secure_fed.report.formatting import MISSING, at_most, number, percent, rate
@@ -48,15 +49,10 @@ def record_of(record: RunRecord) -> str:
 
 
 def _answers_for_it(record: RunRecord) -> Iterator[tuple[str, str]]:
-    settings = record.config.record
-    yield "operator", settings.operator or NOT_STATED
-    if record.owned:
-        yield "site", settings.site or NOT_STATED
-    yield "purpose", settings.purpose or NOT_STATED
-    yield "legal basis", settings.legal_basis or NOT_STATED
-    yield "recipients", settings.recipients or NOT_STATED
-    yield "retention", settings.retention or NOT_STATED
-    yield "why this epsilon" if record.private else "why no epsilon", settings.reason or NOT_STATED
+    names = {"reason": "why this epsilon" if record.private else "why no epsilon"}
+    for name, said in asdict(record.config.record).items():
+        if record.owned or name != "site":
+            yield names.get(name, name.replace("_", " ")), said or NOT_STATED
 
 
 def _made(record: RunRecord) -> Iterator[tuple[str, str]]:

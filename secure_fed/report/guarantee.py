@@ -103,16 +103,11 @@ def guarantee_picture(record: RunRecord) -> str:
         f" and beside it the most guesses that can be right {_BY_MU if guarantee.mu is not None else _BY_EPSILON} A guess at"
         f" random is right in 50 %.{assumed}"
     )
-    drawn = markup.limits("epsilon against each observer", observers(guarantee))
-    return figure("How often a guess may be right", drawn, how)
-
-
-def observers(guarantee: Guarantee) -> tuple[Bar, ...]:
-    """A bar for whoever gets the final model, one for the other clients and one for the server."""
-    seen, mu = guarantee.epsilon_participants, guarantee.mu
+    seen = guarantee.epsilon_participants
     server = math.inf if guarantee.place == "sum" else seen
-    found = ((_MODEL, guarantee.epsilon), (_CLIENTS, seen), (_SERVER, server))
-    return tuple(Bar(name, epsilon, limit(epsilon, guarantee.delta, mu)) for name, epsilon in found)
+    observers = ((_MODEL, guarantee.epsilon), (_CLIENTS, seen), (_SERVER, server))
+    bars = [Bar(name, epsilon, limit(epsilon, guarantee.delta, guarantee.mu)) for name, epsilon in observers]
+    return figure("How often a guess may be right", markup.limits("epsilon against each observer", bars), how)
 
 
 def limit(epsilon: float, delta: float, mu: float | None = None) -> str:
@@ -143,7 +138,8 @@ def right_at_most(epsilon: float, delta: float) -> float:
 
 def path_picture(record: RunRecord) -> str:
     """Clients, server and the final model: what each party sees, where noise is added, and the guarantee against each."""
-    drawn = markup.path("who sees what", stations(record, stated(record)), carried(record))
+    carried = "masked updates; masks cancel when summed" if masked(record) else "updates, not texts"
+    drawn = markup.path("who sees what", stations(record, stated(record)), (carried, "the shared model"))
     how = _EPSILON if record.private else _UNLIMITED
     if record.deployed:
         return figure("Who sees what", drawn, how)
@@ -168,38 +164,27 @@ def stations(record: RunRecord, guarantee: Guarantee | None) -> tuple[Station, .
     )
 
 
-def carried(record: RunRecord) -> tuple[str, str]:
-    """The data sent between the stations."""
-    return ("masked updates; masks cancel when summed" if masked(record) else "updates, not texts", "the shared model")
-
-
 def in_detail(guarantee: Guarantee) -> str:
     """True-positive rates that are allowed, other deltas, and groups, folded away; empty where the result lacks them."""
     terms = guarantee.terms
     if not terms.get("curve"):
         return ""
-    mu = terms["gaussian_mu"]
     curve = table(("delta", "epsilon"), ((f"{one['delta']:g}", at_most(one["epsilon"])) for one in terms["curve"]))
-    return folded(
-        "The guarantee in detail",
-        figures(
-            figure(
-                "Catches that the guarantee allows",
-                markup.tradeoff("most catches at a rate of false alarms", allowed(terms)),
-                f"Somebody who knows all else says whether {GUESSED[guarantee.unit]}. No attack lies above the line; dashed:"
-                f" guessing. {'By epsilon at all these deltas.' if mu is None else 'By the mu of this noise.'}",
-            )
-        ),
-        paragraph(
-            "No mu of Gaussian differential privacy is known for this noise."
-            if mu is None
-            else f"It is Gaussian differential privacy of mu {rate(mu)}: as hard as telling one draw of N(0, 1) from one of"
+    by, known = "By epsilon at all these deltas.", "No mu of Gaussian differential privacy is known for this noise."
+    if (mu := terms["gaussian_mu"]) is not None:
+        by = "By the mu of this noise."
+        known = (
+            f"It is Gaussian differential privacy of mu {rate(mu)}: as hard as telling one draw of N(0, 1) from one of"
             f" N(mu, 1), so no attack has an AUC above {at_most(most_auc(terms))}."
-        ),
-        paragraph("All of these hold at once:"),
-        curve,
-        _groups(guarantee),
+        )
+    how = (
+        f"Somebody who knows all else says whether {GUESSED[guarantee.unit]}. No attack lies above the line; dashed:"
+        f" guessing. {by}"
     )
+    drawn = markup.tradeoff("most catches at a rate of false alarms", allowed(terms))
+    caught = figures(figure("Catches that the guarantee allows", drawn, how))
+    several = _groups(guarantee)
+    return folded("The guarantee in detail", caught, paragraph(known), paragraph(_AT_ONCE), curve, several)
 
 
 def most_auc(terms: Mapping[str, Any] | None) -> float | None:
@@ -261,6 +246,7 @@ def _groups(guarantee: Guarantee) -> str:
     return paragraph(f"For several units together:{loose}") + table(("units", "epsilon", "delta"), rows)
 
 
+_AT_ONCE = "All of these hold at once:"
 _MODEL, _CLIENTS, _SERVER = "Whoever gets the final model", "The other clients", "The server"
 _TWO = 2
 _TWO_UNITS = {

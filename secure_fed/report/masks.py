@@ -49,11 +49,12 @@ def secure_aggregation(record: RunRecord) -> str:
     if not masked(record):
         return ""
     found = (record.result or {}).get("secure_aggregation")
+    counted = f"{_TAKES} {_DEPLOYED if record.deployed else _SIMULATED}"
     return section(
         "Secure aggregation",
         _caught(record),
         _counting(record, found),
-        folded("Its cost", _counted(record), facts([*_traffic(record, found), *_time(record, found)], "terms")),
+        folded("Its cost", paragraph(counted), facts([*_traffic(record, found), *_time(record, found)], "terms")),
         folded("Its parameters", facts(_protocol(record, found), "terms")) if found else "",
     )
 
@@ -83,21 +84,13 @@ def _caught(record: RunRecord) -> str:
     return subsection("What went wrong", paragraph(lost_rounds), facts(rows, "terms")) if rows else ""
 
 
-def _counted(record: RunRecord) -> str:
-    """What the bytes and the times include."""
-    return paragraph(f"{_TAKES} {_DEPLOYED if record.deployed else _SIMULATED}")
-
-
 def _traffic(record: RunRecord, found: Facts | None) -> Rows:
     """Bytes in each direction."""
-    expected = ", expected" if record.hides_cohort else ""
-    return [
-        (
-            f"{name}{expected}",
-            size(_total(record, key)) + _each(size(_total(record, key) / _turns(record, found)), found),
-        )
-        for name, key in (("sent by the clients", "bytes_up"), ("sent to the clients", "bytes_down"))
-    ]
+    expected, rows = ", expected" if record.hides_cohort else "", []
+    for name, key in (("sent by the clients", "bytes_up"), ("sent to the clients", "bytes_down")):
+        total = _total(record, key)
+        rows.append((f"{name}{expected}", size(total) + _each(size(total / _turns(record, found)), found)))
+    return rows
 
 
 def _time(record: RunRecord, found: Facts | None) -> Rows:
@@ -128,14 +121,11 @@ def _protocol(record: RunRecord, found: Facts) -> Rows:
     if record.draws_by_coins and record.hides_cohort:
         more = " in every round: those that are not drawn send zeros"
     left = f"{_LEAST}: {number(found['least'])}"
-    among = _CHOSEN if found["active"] else _RING
+    server, among = "is assumed to follow the protocol", _RING
+    if found["active"]:
+        server, among = "may lie: clients check what they receive, and sign it", _CHOSEN
     return [
-        (
-            "server",
-            "may lie: clients check what they receive, and sign it"
-            if found["active"]
-            else "is assumed to follow the protocol",
-        ),
+        ("server", server),
         ("clients invited to a sum", f"{clients}{more}; {left}"),
         ("masks", f"shared with {'all ' if complete else ''}{neighbours} others{'' if complete else among}"),
         ("threshold", f"{number(found['threshold'])} of these others can open a client's masks together"),

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -141,14 +141,11 @@ def summary(record: RunRecord) -> str:
 
 def _notice(record: RunRecord) -> str:
     """The reason why these are not the numbers after the last planned round; empty if they are."""
+    numbers = "These are the numbers after its last finished round."
     if record.ended_early:
-        why = f"The run ended before its last planned round: {record.ended_early}"
-        return paragraph(f"{why}. These are the numbers after its last finished round.", "notice")
-    unfinished = (
-        "This run has not finished. These are the numbers after its last finished round. To continue from there, repeat the"
-        " command that started it with --resume."
-    )
-    return "" if record.result else paragraph(unfinished, "notice")
+        return paragraph(f"The run ended before its last planned round: {record.ended_early}. {numbers}", "notice")
+    again = "To continue from there, repeat the command that started it with --resume."
+    return "" if record.result else paragraph(f"This run has not finished. {numbers} {again}", "notice")
 
 
 def _who_trained_what(record: RunRecord) -> str:
@@ -187,8 +184,8 @@ def _how_long(record: RunRecord) -> str:
     left_out = sum(len(names) for _, names in record.rejected)
     why = "did not follow the protocol" if masked(record) else "contained numbers that are not finite"
     updates = f" The server left out {counted(left_out, 'update')} that {why}."
-    took, seconds = "It took" if record.result else "So far it took", _seconds(record)
-    time = f"{took} {duration(seconds)}."
+    seconds = _seconds(record)
+    time = f"{'It took' if record.result else 'So far it took'} {duration(seconds)}."
     if seconds is None:
         in_turn = record.config.federation.sampling == "schedule"
         why = ": it would reveal something about the clients that trained" if in_turn else _TELLS_HOW_MANY
@@ -230,16 +227,14 @@ def results(record: RunRecord) -> str:
     return section("Result", folded("Every number of the result", facts(rows)))
 
 
-def _own_metrics(record: RunRecord) -> list[tuple[str, str]]:
+def _own_metrics(record: RunRecord) -> Iterator[tuple[str, str]]:
     """Other metrics of the task or the user that are single numbers."""
     measured = (record.result or {}).get("metrics") or {}
-    lost = (
-        [("lost by the sketch, last round", percent(measured["sketch_residual"]))]
-        if "sketch_residual" in measured
-        else []
-    )
-    own = {name: value for name, value in measured.items() if name not in ("sketch_residual", *keys(record))}
-    return lost + [(str(name), number(value)) for name, value in own.items() if isinstance(value, int | float)]
+    if "sketch_residual" in measured:
+        yield "lost by the sketch, last round", percent(measured["sketch_residual"])
+    for name, value in measured.items():
+        if isinstance(value, int | float) and name not in ("sketch_residual", *keys(record)):
+            yield str(name), number(value)
 
 
 def _model(record: RunRecord) -> str:

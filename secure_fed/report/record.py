@@ -148,8 +148,14 @@ def read(run_dir: Path) -> RunRecord:
         files = (file for name in (CHECKPOINT, RESULT) if (file := run_dir / name).is_file())
         digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     record = RunRecord(run_dir.resolve().name, config, facts, rounds, public.result, owned=False, digests=digests)
-    if record.private:
-        record = _shown(record)
+    if record.private:  # without withheld values, in case its public files contain any
+        shown, result = published.without_withheld, record.result
+        record = replace(
+            record,
+            facts=shown(record.facts, published.FACTS),
+            rounds=tuple(shown(row, published.ROUND) for row in record.rounds),
+            result=None if result is None else shown(result, published.RESULT),
+        )
     if record.withholds_test and record.result is not None:
         # A result without measurements on test rows.
         tested = {name: None for name, source in published.RESULT.items() if source is published.TEST}
@@ -200,15 +206,6 @@ def _ended(record: RunRecord) -> RunRecord:
     return record if last_word else replace(record, result=None)
 
 
-def _shown(record: RunRecord) -> RunRecord:
-    """The record of a private run without withheld values, in case its public files contain any."""
-    rounds = tuple(published.without_withheld(row, published.ROUND) for row in record.rounds)
-    result = None if record.result is None else published.without_withheld(record.result, published.RESULT)
-    return replace(
-        record, facts=published.without_withheld(record.facts, published.FACTS), rounds=rounds, result=result
-    )
-
-
 def _own(file: Path) -> dict[str, Any]:
     content = read_text(file)
     return {} if content is None else parsed(content, str(file))
@@ -226,13 +223,9 @@ def _audit(folder: Path, finished: int) -> Mapping[str, Any]:
 
 def _main_attack(audit: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of an audit's main attack, with its title; empty where the file has none."""
-    main = audit.get("main") or {}
-    for cell in audit.get("cells") or ():
-        if (
-            main
-            and all(cell.get(name) == main.get(name) for name in ("attack", "vantage"))
-            and cell.get("auc") is not None
-        ):
+    main = audit.get("main")
+    for cell in (audit.get("cells") or ()) if main else ():
+        if all(cell.get(name) == main.get(name) for name in ("attack", "vantage")) and cell.get("auc") is not None:
             titles = {one.get("name"): one.get("title") for one in audit.get("attacks") or ()}
             units = {"of": audit.get("audited_of"), "unit": audit.get("audited_unit")}
             return {**cell, **units, "title": str(titles.get(cell["attack"]) or cell["attack"])}

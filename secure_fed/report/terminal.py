@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from privacy.statement import OBSERVERS
-from secure_fed.activity import activity
 from secure_fed.learning.tasks.headline import Commonest, leads
 from secure_fed.report.for_the_record import releases
 from secure_fed.report.formatting import at_most, percent, size, time
@@ -33,6 +31,7 @@ from secure_fed.runs import guarantee
 
 _ROOM = {"sent": 100, "paper": 120}  # the width of a terminal from which on these columns are shown
 NARROW: dict[str, Any] = {"box": SIMPLE_HEAD, "pad_edge": False, "collapse_padding": True}  # of a table
+FACTS: dict[str, Any] = {"show_header": False, "title_style": "bold"}  # of a table of names and their values
 _ANY = "any"
 _UNITS = 3  # client, example, person
 _NUMBERS = ("trainable", "up a\nround", "lr", "of head")
@@ -44,6 +43,7 @@ _EXPLAINED = {
     "of head": "the learning rate of the head's last layer; in private runs it equals lr",
     "protects": "the units that differential privacy can protect; any: client, example and person",
 }
+_VOID = ("NOT PRIVATE", "noise or secret choices were seeded or injected: the guarantee below is void")
 _SUMS = {
     "nowhere": "without noise",
     "sum": "before it adds noise",
@@ -63,19 +63,17 @@ class PlainConsole(Console):
         self.quiet = True
 
 
-@contextmanager
-def doing() -> Iterator[Callable[[str], None]]:
-    """Names the current computation of a command, for its line on the terminal."""
-    with activity("") as now:
-        yield now.says
+def table_of(rows: Iterable[Iterable[str]], *columns: Column | str, **look: Any) -> Table:
+    """A table with these rows. look: as of `Table`."""
+    table = Table(*columns, **look)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show_result(summary: Mapping[str, Any]) -> None:
     """The result of a run as a table."""
-    table = Table(show_header=False, title=title(summary), title_style="bold")
-    for row in rows(summary):
-        table.add_row(*row)
-    PlainConsole().print(table)
+    PlainConsole().print(table_of(rows(summary), title=title(summary), **FACTS))
 
 
 def title(summary: Mapping[str, Any]) -> str:
@@ -110,9 +108,7 @@ def _measured(summary: Mapping[str, Any], own: list[tuple[str, str]]) -> list[tu
     accuracy, common = summary["accuracy"], Commonest.of_result(summary)
     rows = []
     if accuracy is not None or not summary["metrics"]:
-        beside = (
-            "" if common is None or accuracy is None else f"; share of the commonest label: {_percent(common.share)}"
-        )
+        beside = f"; share of the commonest label: {_percent(common.share)}" if common and accuracy is not None else ""
         rows = [("accuracy", _percent(accuracy) + beside)]
     rows += [("macro-F1", _percent(summary["macro_f1"]))] if summary["macro_f1"] is not None else []
     rows = own + rows if leads(summary["task"]) else rows + own
@@ -149,16 +145,11 @@ def show_methods(
     for name, least in _ROOM.items():
         if console.width < least:
             del columns[name]
-    table = Table(
-        Column("method", no_wrap=True),
-        *(Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns),
-        **NARROW,
-    )
     what = f"with a head for {classes} classes" if classes else f"as {task} trains it"
     console.print(f"for {model}, {what}", style="italic")
-    for row in rows:
-        table.add_row(row["name"], *(shown(row) for shown in columns.values()))
-    console.print(table)
+    heads = (Column(name, **_RIGHT if name in _NUMBERS else {}) for name in columns)
+    cells = ((row["name"], *(shown(row) for shown in columns.values())) for row in rows)
+    console.print(table_of(cells, Column("method", no_wrap=True), *heads, **NARROW))
     for name in columns:
         if name in _EXPLAINED:
             console.print(f"{name}: {_EXPLAINED[name]}")
@@ -173,14 +164,13 @@ def show_figures(rows: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> Non
     shown = {"value": "value", "stderr": "stderr"}
     if any("base" in row for row in rows):
         shown |= {"base": "base", "base_stderr": "stderr"}
-    table = Table(
-        Column("task"), Column("metric"), *(Column(name, **_RIGHT) for name in (*shown.values(), "n")), **NARROW
-    )
+    cells = []
     for row in rows:
         metric = row["metric"] if row["filter"] == "none" else f"{row['metric']} ({row['filter']})"
         numbers = ("-" if row[name] is None else f"{row[name]:.4f}" for name in shown)
-        table.add_row(row["task"], metric, *numbers, f"{row['n']:,}")
-    console.print(table)
+        cells.append((row["task"], metric, *numbers, f"{row['n']:,}"))
+    heads = (Column(name, **_RIGHT) for name in (*shown.values(), "n"))
+    console.print(table_of(cells, "task", "metric", *heads, **NARROW))
     for note in notes:
         console.print(note)
 
@@ -232,13 +222,8 @@ def _privacy(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     whose, together = two_units(summary["unit"], terms)
     alone = _alone(summary)
     budget = "spent of its own budget" if alone else "spent in its ledger"
-    void = (
-        []
-        if terms["private"]
-        else [("NOT PRIVATE", "noise or secret choices were seeded or injected: the guarantee below is void")]
-    )
     return [
-        *void,
+        *([] if terms["private"] else [_VOID]),
         ("privacy", f"epsilon {epsilon} at delta {summary['delta']:g}"),
         ("  protects", terms["unit"]),
         (f"  {whose}", together),
@@ -265,11 +250,9 @@ def _masks(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     place = "nowhere" if summary["privacy"] is None else summary["privacy"]["place"]
     lies = "even if it lies about keys or survivors" if found["active"] else "if it follows the protocol"
     few = "" if found["least"] == found["clients"] else f"at least {found['least']} of "
-    whose = (
-        "the clients that are drawn, even a single one"
-        if found["coins"]
-        else f"{few or 'all '}{found['clients']} clients"
-    )
+    whose = f"{few or 'all '}{found['clients']} clients"
+    if found["coins"]:
+        whose = "the clients that are drawn, even a single one"
     rows = [
         ("secure aggregation", f"the server learns only sums over {whose}, {_SUMS[place]}, {lies}"),
         ("  bytes", f"{size(found['bytes_up'])} up, {size(found['bytes_down'])} down, including the model"),

@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,17 @@ class Tracker(ABC):
     """
 
     name = ""  # of the service
+    module = ""  # its module, and the name of the extra and of the setting that ask for it
     advice = ""  # the remedy if it cannot be started
+
+    def __init__(self) -> None:
+        try:
+            self._service: Any = import_module(self.module)
+        except ImportError as error:
+            needed = f"evaluation.{self.module} and {type(self).__name__} need it"
+            raise ConfigError(
+                f"{self.name} is not installed, and {needed}; pip install 'secure-fed[{self.module}]'"
+            ) from error
 
     def on_run_begin(self, config: RunConfig, run_dir: Path | None) -> None:
         """Start the service of a run without privacy, so that its problems are reported before any training."""
@@ -164,27 +175,20 @@ class WandbCallback(Tracker):
     sync` uploads it.
     """
 
-    name = "Weights & Biases"
+    name, module = "Weights & Biases", "wandb"
     advice = "run `wandb login`, set WANDB_MODE=offline, or leave out evaluation.wandb"
-
-    def __init__(self) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise _missing("wandb", "Weights & Biases", "WandbCallback") from error
-        self._wandb: Any = wandb
 
     def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
         terms = {"project": os.environ.get("WANDB_PROJECT", PROJECT), "name": title, "config": self._settings}
         terms |= {"id": known, "resume": "allow"}
-        self._own = bool(folder) or self._wandb.run is None
+        self._own = bool(folder) or self._service.run is None
         if folder:
-            quiet = self._wandb.Settings(
+            quiet = self._service.Settings(
                 **{"console": "off", "disable_git": True, "disable_code": True, "save_code": False},
                 **{"x_disable_meta": True, "x_disable_machine_info": True, "x_disable_stats": True},
             )
             terms |= {"mode": "offline", "dir": str(folder), "settings": quiet, "reinit": "create_new"}
-        self._run = self._wandb.init(**terms) if self._own else self._wandb.run
+        self._run = self._service.init(**terms) if self._own else self._service.run
         return str(self._run.id)
 
     def _log(self, values: dict[str, float], step: int) -> None:
@@ -202,20 +206,13 @@ class MLflowCallback(Tracker):
     sqlite:///...` shows.
     """
 
-    name = "MLflow"
+    name, module = "MLflow", "mlflow"
     advice = "set MLFLOW_TRACKING_URI to a server that answers, or leave out evaluation.mlflow"
-
-    def __init__(self) -> None:
-        try:
-            import mlflow
-        except ImportError as error:
-            raise _missing("mlflow", "MLflow", "MLflowCallback") from error
-        self._mlflow: Any = mlflow
 
     def _open(self, title: str | None, known: str | None, folder: Path | None) -> str:
         uri = f"sqlite:///{folder.absolute() / 'mlflow.db'}" if folder else None
-        self._client = self._mlflow.MlflowClient(uri)
-        active = None if folder else self._mlflow.active_run()
+        self._client = self._service.MlflowClient(uri)
+        active = None if folder else self._service.active_run()
         self._own = active is None
         if active is not None:
             return str(active.info.run_id)
@@ -237,8 +234,3 @@ class MLflowCallback(Tracker):
     def _close(self) -> None:
         if self._own:
             self._client.set_terminated(self._id)
-
-
-def _missing(extra: str, name: str, needed_by: str) -> ConfigError:
-    message = f"{name} is not installed, and evaluation.{extra} and {needed_by} need it"
-    return ConfigError(f"{message}; pip install 'secure-fed[{extra}]'")

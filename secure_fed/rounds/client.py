@@ -8,10 +8,11 @@ when they are drawn.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -81,6 +82,7 @@ class ClientSetup:
         return replace(job, before=part(before, self.ranks[name]), whole=Layout.of(before.select(trainable)))
 
 
+@dataclass(eq=False, repr=False)
 class Client:
     """A client of the federation.
 
@@ -88,27 +90,19 @@ class Client:
     where privacy is for persons. dummies: examples that are nobody's data, drawn beside its own.
     """
 
-    def __init__(
-        self,
-        index: int,
-        name: str,
-        examples: Sequence[Any],
-        setup: ClientSetup,
-        persons: Sequence[Any] | None = None,
-        dummies: Sequence[Any] = (),
-    ) -> None:
-        self.index = index
-        self.name = name
-        self.examples = examples
-        self.persons = persons
-        self.dummies = dummies
-        self._setup = setup
-        self._before = self._after = Tensors()
-        self._loss = float("nan")
-        self._takes_part = True
-        self._due: list[tuple[int, str]] = []
-        self.kept: Tensors | None = None
-        self._ahead: tuple[Request, Trained] | None = None
+    index: int
+    name: str
+    examples: Sequence[Any]
+    _setup: ClientSetup
+    persons: Sequence[Any] | None = None
+    dummies: Sequence[Any] = ()
+    kept: Tensors | None = field(default=None, init=False)
+    _before: Tensors = field(default_factory=Tensors, init=False)
+    _after: Tensors = field(default_factory=Tensors, init=False)
+    _loss: float = field(default=math.nan, init=False)
+    _takes_part: bool = field(default=True, init=False)
+    _due: list[tuple[int, str]] = field(default_factory=list, init=False)
+    _ahead: tuple[Request, Trained] | None = field(default=None, init=False)
 
     @property
     def personal(self) -> Tensors:
@@ -173,12 +167,7 @@ class Client:
             raise LayoutError(
                 f"client {self.name} and the server disagree on the content of pass {request.pass_name!r}: {odd}"
             )
-        return Reply(self.index, sent, self._counts, self._loss)
-
-    @property
-    def _counts(self) -> float:
-        """The weight of the contribution that it sends."""
-        return self._weight if self._takes_part else 0.0
+        return Reply(self.index, sent, self._weight if self._takes_part else 0.0, self._loss)
 
     @property
     def _weight(self) -> float:
@@ -242,7 +231,7 @@ class Client:
         if own.is_finite():  # tensors that diverged are not kept for the next round
             self.kept = own
         self._after = after.without(setup.personal)
-        self._loss = float("nan") if setup.protection.placement.private else trained.loss
+        self._loss = math.nan if setup.protection.placement.private else trained.loss
         if setup.watch is not None:
             setup.watch(self._before, self._after, self._weight)
 
@@ -302,15 +291,6 @@ class Client:
         return np.random.default_rng((secret.uniform(8) * 2**32).astype(np.int64).tolist())
 
 
-@runtime_checkable
-class Trainable(Protocol):
-    """A participant whose training may be done outside it."""
-
-    def job(self, request: Any) -> Job | None: ...
-
-    def train_ahead(self, request: Any, trained: Trained) -> None: ...
-
-
 @dataclass(frozen=True)
 class Together:
     """`InProcess.prepare` that trains a round's clients of one process in common passes, before the clients answer.
@@ -325,8 +305,8 @@ class Together:
     ways: Ways = field(default_factory=Ways)
 
     def __call__(self, some: Sequence[tuple[Any, Any]]) -> None:
-        trainable = [(one, request) for one, request in some if isinstance(one, Trainable)]
-        asked = [(participant, request, participant.job(request)) for participant, request in trainable]
+        outside = [(one, request) for one, request in some if hasattr(one, "train_ahead")]  # may be trained outside it
+        asked = [(participant, request, participant.job(request)) for participant, request in outside]
         theirs = [(participant, request, job) for participant, request, job in asked if job is not None]
         tried = len(self.ways.trials)
         found = train_together(self.objective, [job for _, _, job in theirs], self.ways, public=self.public)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -22,8 +23,9 @@ from secure_fed.config import EvaluationConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import batches
 from secure_fed.learning.models.adapters.lora import LoraForm, Pair, pairs
+from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.headline import headline
-from secure_fed.learning.tasks.task import Batch, Collate, Loss
+from secure_fed.learning.tasks.task import Batch, Loss
 from secure_fed.learning.training.objective import Objective, to_device
 from secure_fed.methods.method import LoraShaped, Method, State
 from secure_fed.tensors.low_rank import truncated
@@ -70,15 +72,7 @@ class Watch:
         return entries
 
 
-def watch(
-    config: RunConfig,
-    method: Method,
-    initial: Tensors,
-    objective: Objective,
-    collate: Collate,
-    loss: Loss,
-    test: Sequence[Any],
-) -> Watch | None:
+def watch(config: RunConfig, method: Method, initial: Tensors, objective: Objective, problem: Problem) -> Watch | None:
     """The diagnostics that `config` requests; None if it requests none."""
     settings = config.evaluation
     if not settings.diagnostics and settings.bandwidth is None:
@@ -88,7 +82,7 @@ def watch(
     if "discrepancy" in chosen:
         local["discrepancy"] = Discrepancy(weights)
     if "drift" in chosen:
-        local["drift"] = Drift(_Probe(objective, collate, loss, test, settings.batch_size))
+        local["drift"] = Drift(partial(_of_tests, objective, problem, settings.batch_size))
     if "aggregation_error" in chosen:
         if not pairs(initial):
             raise ConfigError(
@@ -99,24 +93,13 @@ def watch(
     return Watch(settings, local, Variation(weights) if "variation" in chosen else None)
 
 
-@dataclass(frozen=True)
-class _Probe:
+def _of_tests(objective: Objective, problem: Problem, batch_size: int, tensors: Tensors) -> Tensor:
     """The features of 256 test examples, spread evenly over the test set, or of all of a smaller one."""
-
-    objective: Objective
-    collate: Collate
-    loss: Loss
-    test: Sequence[Any]
-    batch_size: int
-
-    def __call__(self, tensors: Tensors) -> Tensor:
-        test = self.test
-        chosen = [test[i] for i in torch.linspace(0, len(test) - 1, min(256, len(test))).long().tolist()]
-        inputs = (
-            to_device(batch.inputs, self.objective.device)
-            for batch in batches(chosen, self.batch_size, self.collate, None)
-        )
-        return features(self.objective.load(tensors), self.loss, inputs)
+    test = problem.test
+    chosen = [test[i] for i in torch.linspace(0, len(test) - 1, min(256, len(test))).long().tolist()]
+    made = batches(chosen, batch_size, problem.collate, None)
+    inputs = (to_device(batch.inputs, objective.device) for batch in made)
+    return features(objective.load(tensors), problem.loss, inputs)
 
 
 @dataclass(frozen=True)
@@ -178,10 +161,7 @@ class Discrepancy:
 
     def collected(self) -> dict[str, float]:
         seen, self._seen = self._seen, []
-        if not seen:
-            return {}
-        magnitudes, directions = zip(*seen, strict=True)
-        return {"magnitude": _mean(magnitudes), "direction": _mean(directions)}
+        return _means(seen)
 
 
 @dataclass
@@ -272,19 +252,19 @@ class Variation:
     def between(self, before: State, after: State) -> dict[str, float]:
         """Numbers by name."""
         trained = self.weights.method.plan(before).trainable
-        found = _named("", self.weights.pairs(before.tensors, after.tensors, trained))
+        found = _means([of_columns(*pair) for pair in self.weights.pairs(before.tensors, after.tensors, trained)])
         factors = pairs(before.tensors)
         for factor, names in (("_a", [pair.a for pair in factors]), ("_b", [pair.b for pair in factors])):
             both = [(before.tensors.tensor(name), after.tensors.tensor(name)) for name in names if name in trained]
-            found |= _named(factor, (pair for pair in both if pair[0].shape == pair[1].shape))
+            found |= _means([of_columns(*pair) for pair in both if pair[0].shape == pair[1].shape], factor)
         return found
 
 
-def _named(ending: str, both: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    varied = [of_columns(before, after) for before, after in both]
-    if not varied:
+def _means(found: Sequence[tuple[float, float]], ending: str = "") -> dict[str, float]:
+    """The mean magnitude and direction, each with this ending to its name; empty without any."""
+    if not found:
         return {}
-    magnitudes, directions = zip(*varied, strict=True)
+    magnitudes, directions = zip(*found, strict=True)
     return {f"magnitude{ending}": _mean(magnitudes), f"direction{ending}": _mean(directions)}
 
 

@@ -152,12 +152,9 @@ class DummyScores:
         plan_ = server.protection.plan
         if plan_ is not None and plan_.correlation.band > 1:
             return self._whitened(server, state, plan, lr, means, np.array(plan_.correlation.column))
-        evidence, earlier = np.zeros(len(self.echoes)), dict[str, Tensors]()
-        for pass_name, mean in means.items():
-            request = server.request(state, plan, pass_name, lr, earlier)
-            earlier[pass_name] = mean
-            released = mean.without(server.protection.contribution_mechanism.counters)
-            evidence += self._of_pass(request, state.tensors, released, server.sampler.expected)
+        evidence = np.zeros(len(self.echoes))
+        for request, layout, flat in _releases(server, state, plan, lr, means):
+            evidence += self._of_pass(request, state.tensors, layout, flat, server.sampler.expected)
         rate = self.turns.rates(state.round)
         if self.known:
             with np.errstate(divide="ignore"):
@@ -171,13 +168,8 @@ class DummyScores:
     ) -> dict[str, torch.Tensor]:
         """The same under correlated noise."""
         products, squares = np.zeros(len(self.echoes)), np.zeros(len(self.echoes))
-        cohort, size, earlier = server.sampler.expected, 0, dict[str, Tensors]()
-        for pass_name, mean in means.items():
-            request = server.request(state, plan, pass_name, lr, earlier)
-            earlier[pass_name] = mean
-            released = mean.without(server.protection.contribution_mechanism.counters)
-            layout = Layout.of(released)
-            flat = layout.flatten(released, torch.float64)
+        cohort, size = server.sampler.expected, 0
+        for request, layout, flat in _releases(server, state, plan, lr, means):
             cosines, reach = self._along(request, state.tensors, layout, flat)
             products, squares, size = products + cosines * reach, squares + np.square(reach), layout.size
         std = server.protection.mean_noise_std(state.clip_norm, cohort, size)
@@ -187,10 +179,8 @@ class DummyScores:
         grown = whitened_evidence(past, column, np.sqrt(squares), cohort, std)
         return {SCORES: _grown(state, grown), **past.kept()}
 
-    def _of_pass(self, request: Request, before: Tensors, mean: Tensors, cohort: float) -> Floats:
+    def _of_pass(self, request: Request, before: Tensors, layout: Layout, flat: torch.Tensor, cohort: float) -> Floats:
         """(dummies,) s x - s^2 / 2, or x where s is not known."""
-        layout = Layout.of(mean)
-        flat = layout.flatten(mean, torch.float64)
         length = float(flat.norm())
         if not length:
             return np.zeros(len(self.echoes))
@@ -300,6 +290,19 @@ def whitened_evidence(past: Past, column: Floats, lengths: Floats, cohort: float
     y, a = column @ past.products, column @ past.turns
     grown: Floats = a * (y - a * np.square(lengths) / (2 * cohort)) / (cohort * std**2)
     return grown
+
+
+def _releases(
+    server: Server, state: State, plan: RoundPlan, lr: float, means: Mapping[str, Tensors]
+) -> Iterator[tuple[Request, Layout, torch.Tensor]]:
+    """The request of each pass of a round, and its mean without counters: its layout and its numbers."""
+    earlier: dict[str, Tensors] = {}
+    for pass_name, mean in means.items():
+        request = server.request(state, plan, pass_name, lr, earlier)
+        earlier[pass_name] = mean
+        released = mean.without(server.protection.contribution_mechanism.counters)
+        layout = Layout.of(released)
+        yield request, layout, layout.flatten(released, torch.float64)
 
 
 def _grown(state: State, evidence: Floats) -> torch.Tensor:

@@ -6,6 +6,8 @@ import inspect
 from dataclasses import fields
 from typing import Any
 
+from torch import nn
+
 from secure_fed.config import RunConfig, TrainingConfig
 from secure_fed.errors import ConfigError, MethodError
 from secure_fed.learning.models.devices import is_divided
@@ -44,21 +46,16 @@ def require_trainable(config: RunConfig, method: Method) -> None:
         raise ConfigError(
             "method.ranks is set, and local trains a model that has all ranks of the adapter: leave it out"
         ).about("method.ranks", config.method.ranks, "not set with local")
-    if config.model.device_map:
-        raise _divided(config)
+    require_undivided(config)
 
 
-def require_undivided(config: RunConfig, model: Any) -> None:
-    """Refuse a model that accelerate has divided over devices."""
-    if is_divided(model):
-        raise _divided(config)
-
-
-def _divided(config: RunConfig) -> ConfigError:
-    return ConfigError(
-        "local trains a copy of the model, and a model divided over devices is not copied: load it on one device, without "
-        "model.device_map"
-    ).about("model.device_map", config.model.device_map, "not set with local")
+def require_undivided(config: RunConfig, model: nn.Module | None = None) -> None:
+    """Refuse a model that accelerate divides over devices, or has divided."""
+    if config.model.device_map or (model is not None and is_divided(model)):
+        raise ConfigError(
+            "local trains a copy of the model, and a model divided over devices is not copied: load it on one device, without "
+            "model.device_map"
+        ).about("model.device_map", config.model.device_map, "not set with local")
 
 
 def require_read(config: RunConfig) -> None:

@@ -123,27 +123,28 @@ def of_sums(config: RunConfig, population: Population) -> Plan:
     """Noise on the sum over a secret cohort."""
     from privacy.plan import for_sums
 
-    cohorts, quantile = population.cohorts, config.privacy.clip_quantile
-    releases = config.federation.rounds * population.passes
-    made: Made = population.mechanism or Gaussian
-    if quantile is not None:
-        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=cohorts.expected)
-    return for_sums(_target(config), cohorts, releases, population.passes, made)
+    cohorts, passes = population.cohorts, population.passes
+    releases = config.federation.rounds * passes
+    return for_sums(_target(config), cohorts, releases, passes, _made(config, population))
+
+
+def _made(config: RunConfig, population: Population) -> Made:
+    """Makes the mechanism on sums from a noise multiplier."""
+    if (quantile := config.privacy.clip_quantile) is not None:
+        return partial(AdaptiveGaussian.of, quantile=quantile, expected=population.cohorts.expected)
+    return population.mechanism or Gaussian
 
 
 def of_turns(config: RunConfig, population: Population) -> Plan:
     """Noise on the sums of a public order's rounds."""
     from privacy.plan import for_turns
 
-    order, rounds, quantile = population.cohorts, config.federation.rounds, config.privacy.clip_quantile
+    order, rounds, passes = population.cohorts, config.federation.rounds, population.passes
     if not isinstance(order, PublicOrder):
         raise TypeError("the cohorts of a public order are not drawn at random")
-    shares = config.privacy.noise == "distributed"
-    correlation = correlation_of(config, order)
-    made: Made = Gaussian
-    if quantile is not None:
-        made = partial(AdaptiveGaussian.of, quantile=quantile, expected=order.expected)
-    return for_turns(_target(config), order, rounds, population.passes, made, shares=shares, correlation=correlation)
+    shares, correlation = config.privacy.noise == "distributed", correlation_of(config, order)
+    made = _made(config, population)
+    return for_turns(_target(config), order, rounds, passes, made, shares=shares, correlation=correlation)
 
 
 def correlation_of(config: RunConfig, order: PublicOrder) -> Correlation:

@@ -31,18 +31,9 @@ _SAME = 1e-9  # of a learning rate or a clip norm
 
 
 @dataclass
-class _Passed:
-    """The last content that was acceptable, with its round and pass."""
-
-    round: int = -1
-    pass_name: str = ""
-    content: tuple[Tensors, ...] = ()
-
-
-@dataclass(frozen=True)
 class Acceptable:
     """The bounds of one run. largest: `federation.largest_value`. clip_norm: the largest; None if it adapts. personal: names
-    of tensors that are not sent.
+    of tensors that are not sent. It remembers the last content that was acceptable, with its round and pass.
     """
 
     method: Method
@@ -52,7 +43,7 @@ class Acceptable:
     rounds: int
     largest: float
     clip_norm: float | None = None
-    _passed: _Passed = field(default_factory=_Passed, compare=False, repr=False)
+    _passed: tuple[int, str, tuple[Tensors, ...]] = field(default=(-1, "", ()), compare=False, repr=False)
 
     @classmethod
     def of(cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...]) -> Acceptable:
@@ -81,13 +72,13 @@ class Acceptable:
     def _of_content(self, request: Request) -> str:
         """Clients of one process receive the very same tensors, which are checked once."""
         content = (request.tensors, *request.means.values())
-        passed = self._passed
-        same = (request.round, request.pass_name, len(content)) == (passed.round, passed.pass_name, len(passed.content))
-        if same and all(one is other for one, other in zip(content, passed.content, strict=True)):
+        round_, pass_name, passed = self._passed
+        same = (request.round, request.pass_name, len(content)) == (round_, pass_name, len(passed))
+        if same and all(one is other for one, other in zip(content, passed, strict=True)):
             return ""
         fault = self._of_names(request) or self._of_values(request) or self._of_start(request)
         if not fault:
-            passed.round, passed.pass_name, passed.content = request.round, request.pass_name, content
+            self._passed = request.round, request.pass_name, content
         return fault
 
     def _of_names(self, request: Request) -> str:

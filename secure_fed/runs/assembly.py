@@ -63,35 +63,62 @@ from secure_fed.rounds.transport import Transport
 from secure_fed.tensors.tensors import Tensors
 
 
-@dataclass(frozen=True)
-class Assembly:
-    """A federation, put together and ready to run.
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The start is the same for every party, except for the examples in `problem`.
 
-    problem: without the examples or clients that an audit holds out. pools: the units that an audit may test, some of which
-    train: units held out of the "data", and "dummies", which are nobody's data. initial: the state before the first round.
-    base_digest: of the model before the method changed it. dummies: clients without data, indexed after `clients`. masks: both
-    sides of secure aggregation, if it is enabled. ways: how clients train in common passes. usual_rate: the server's learning
-    rate without regard to the noise. everybody_here: whether all clients are in this process. local: the function by which
-    they train, if it is the user's.
+    config: with the local steps and the protection of clients settled. problem: without the units that an audit holds out,
+    which are in `held_out`. base_digest: of the model before the method changed it. tensors: the initial tensors that the
+    method adds to the model or trains in it; those in `personal` never leave their client. plan: of the first round. trained:
+    the number of coordinates that a client trains and sends. sampler: of cohorts, without dummies.
     """
 
     config: RunConfig
     method: Method
     problem: Problem
-    pools: Mapping[str, AuditPool]
+    held_out: AuditPool
     base_digest: str
-    initial: State
+    tensors: Tensors
+    personal: tuple[str, ...]
+    plan: RoundPlan
+    trained: int
     objective: Objective
     sampler: Sampler
-    protection: Protection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parties:
+    """All parties of a federation; as `parties_of` makes them, without secure aggregation.
+
+    attendance: the clients' record of their turns, where a guarantee relies on how seldom they take part. setup: shared by all
+    clients. dummies: clients without data, indexed after `clients`. server: sums in the open.
+    """
+
     charges: Charges
     attendance: Attendance | None
-    watch: Watch | None
+    setup: ClientSetup
     clients: Sequence[Client]
     dummies: Sequence[Dummy]
+    server: Server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembly(Start, Parties):
+    """A federation, put together and ready to run.
+
+    pools: the units that an audit may test, some of which train: units held out of the "data", and "dummies", which are
+    nobody's data. initial: the state before the first round. masks: both sides of secure aggregation, if it is enabled; the
+    server then sums behind them. ways: how clients train in common passes. usual_rate: the server's learning rate without
+    regard to the noise. everybody_here: whether all clients are in this process. local: the function by which they train, if it
+    is the user's.
+    """
+
+    pools: Mapping[str, AuditPool]
+    initial: State
+    protection: Protection
+    watch: Watch | None
     masks: Masks | None
     transport: Transport
-    server: Server
     ways: Ways
     usual_rate: float
     everybody_here: bool
@@ -153,46 +180,24 @@ def assemble(
         require_undivided(config, whole.model)
     steps = local is None or elsewhere is not None  # other machines have steps on whose rate all parties agree
     start, protection, pool, usual_rate = _protected(config, method, whole, entropy, mechanism, steps=steps)
-    config, problem, tensors, objective = start.config, start.problem, start.tensors, start.objective
-    initial = State(tensors, clip_norm=protection.clip_norm)
-    watched = watch(config, method, tensors, objective, problem.collate, problem.loss, problem.test)
+    config, initial = start.config, State(start.tensors, clip_norm=protection.clip_norm)
+    watched = watch(config, method, start.tensors, start.objective, start.problem)
     parties = parties_of(start, protection, pool, watched, trainer_of(local))
-    masks = None
-    if masked:
-        masks = behind_masks(
-            config,
-            protection,
-            start.sampler,
-            parties.clients,
-            method,
-            tensors,
-            start.personal,
-            objective.device,
-            start.sampler if isinstance(start.sampler, PublicOrder) else None,
-            elsewhere,
-        )
-    server = replace(parties.server, summing=masks.sums) if masks else parties.server
+    masks = behind_masks(config, start.sampler, parties.clients, parties.setup, elsewhere) if masked else None
     if masks is not None:
+        server = replace(parties.server, summing=masks.sums)
         sizes = [server.layout(initial, pass_name).size for pass_name in server.plan(initial).passes]
         masks.require_precise(sizes, protection.clip_norm, config.federation.rounds, server.sampler.expected)
+        parties = replace(parties, server=server)
     return Assembly(
-        config=config,
-        method=method,
-        problem=problem,
+        **vars(start),
+        **vars(parties),
         pools={"data": start.held_out, "dummies": pool},
-        base_digest=start.base_digest,
         initial=initial,
-        objective=objective,
-        sampler=start.sampler,
         protection=protection,
-        charges=parties.charges,
-        attendance=parties.attendance,
         watch=watched,
-        clients=parties.clients,
-        dummies=parties.dummies,
         masks=masks,
         transport=in_process(config, parties.clients, masks, *_trainer(config, parties.setup, start.trained)),
-        server=server,
         ways=parties.setup.ways,
         usual_rate=usual_rate,
         everybody_here=elsewhere is None,
@@ -247,29 +252,6 @@ def _protected(
     require_steady(protection, method, initial, rounds)
     require_protectable(protection, start.objective, plan)
     return start, protection, pool, usual_rate
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start is the same for every party, except for the examples in `problem`.
-
-    config: with the local steps and the protection of clients settled. problem: without the units that an audit holds out,
-    which are in `held_out`. base_digest: of the model before the method changed it. tensors: the initial tensors that the
-    method adds to the model or trains in it; those in `personal` never leave their client. plan: of the first round. trained:
-    the number of coordinates that a client trains and sends. sampler: of cohorts, without dummies.
-    """
-
-    config: RunConfig
-    method: Method
-    problem: Problem
-    held_out: AuditPool
-    base_digest: str
-    tensors: Tensors
-    personal: tuple[str, ...]
-    plan: RoundPlan
-    trained: int
-    objective: Objective
-    sampler: Sampler
 
 
 def started(config: RunConfig, method: Method, whole: Problem, *, own: bool, steps: bool = True) -> Start:
@@ -344,22 +326,6 @@ def _objective(config: RunConfig, problem: Problem, method: Method, tensors: Ten
     return objective
 
 
-@dataclass(frozen=True)
-class Parties:
-    """All parties of a federation without secure aggregation.
-
-    attendance: the clients' record of their turns, where a guarantee relies on how seldom they take part. setup: shared by all
-    clients. dummies: clients without data, indexed after `clients`. server: sums in the open.
-    """
-
-    charges: Charges
-    attendance: Attendance | None
-    setup: ClientSetup
-    clients: Sequence[Client]
-    dummies: Sequence[Dummy]
-    server: Server
-
-
 def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: Watch | None, train: Train) -> Parties:
     """The parties over a start. pool: the dummies, as units. watched: observes clients' training. train: local training."""
     config, problem, charges = start.config, start.problem, Charges()
@@ -369,7 +335,7 @@ def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: W
         attendance = Attendance(start.sampler, rounds_paid(config, protection))
     setup = replace(_setup(start, protection, charges, watched, attendance), train=train)
     clients, passes = _clients(start, pool, setup), len(start.plan.passes)
-    server = _server(config, problem, pool, start.sampler, charges, setup)
+    server = _server(start, pool, charges, setup)
     beside: list[Dummy] = []
     if pool.kind == "client":
         turns = turns_of(server, range(len(problem.names), len(problem.names) + len(pool.units)), passes)
@@ -378,7 +344,7 @@ def parties_of(start: Start, protection: Protection, pool: AuditPool, watched: W
         index = {name: number for number, name in enumerate(problem.names)} if pool.units else {}
         turns = turns_of(server, [index[unit.client] for unit in pool.units], passes)
     server = replace(server, dummies=beside, scoring=_scoring(config, pool, setup, turns))
-    return Parties(charges, attendance, setup, clients, beside, server)
+    return Parties(charges=charges, attendance=attendance, setup=setup, clients=clients, dummies=beside, server=server)
 
 
 def rounds_paid(config: RunConfig, protection: Protection) -> int:
@@ -430,25 +396,23 @@ def _clients(start: Start, pool: AuditPool, setup: ClientSetup) -> Sequence[Clie
     return [client(index) for index in range(len(problem.train))]
 
 
-def _server(
-    config: RunConfig, problem: Problem, pool: AuditPool, sampler: Sampler, charges: Charges, setup: ClientSetup
-) -> Server:
+def _server(start: Start, pool: AuditPool, charges: Charges, setup: ClientSetup) -> Server:
     """The server without secure aggregation. It gets no example."""
-    settings, protection = config.federation, setup.protection
+    settings, protection, names = start.config.federation, setup.protection, start.problem.names
+    tail, sampler = Tail.of(settings), start.sampler
     beside = [unit.name for unit in pool.units] if pool.kind == "client" else []
-    names, empty = [*problem.names, *beside], empty_sum(settings, precise=protection.placement.server_noise)
-    tail = Tail.of(settings)
+    empty = empty_sum(settings, precise=protection.placement.server_noise)
     tail.require_steady(setup.method)
     return Server(
         method=setup.method,
         protection=protection,
         sampler=sampler,
         optimizer=ServerOptimizer.of(settings),
-        names=names,
+        names=[*names, *beside],
         personal=setup.personal,
         seed=settings.seed,
         charge=charges.charge if protection.placement.charges_federation else charges_nothing,
-        summing=OpenSum(problem.names, settings.nonfinite == "skip", empty),
+        summing=OpenSum(names, settings.nonfinite == "skip", empty),
         tail=tail,
         dummy_sampler=dummy_sampler(sampler, len(beside)),
     )

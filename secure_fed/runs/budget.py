@@ -25,7 +25,7 @@ import os
 import shlex
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,8 +77,8 @@ class Subject:
 
 def unit_name(config: RunConfig) -> str:
     """The name of the protected unit in a ledger: the user's, else from the column that identifies units."""
-    privacy, client = config.privacy, config.data.client
-    columns = {"client": client, "person": privacy.person_column}
+    privacy = config.privacy
+    columns = {"client": config.data.client, "person": privacy.person_column}
     return privacy.unit_name or columns.get(privacy.unit) or privacy.unit
 
 
@@ -229,11 +229,8 @@ def opened(
 
     charged_here: whether every release is charged to this budget before it is made (`give_back`).
     """
-    if run_dir is None:
-        with TemporaryDirectory(prefix="secure-fed-") as folder:
-            yield _reserved(privacy, plan, Path(folder), subject, charged_here)
-    else:
-        yield _reserved(privacy, plan, run_dir, subject, charged_here)
+    with TemporaryDirectory(prefix="secure-fed-") if run_dir is None else nullcontext(run_dir) as folder:
+        yield _reserved(privacy, plan, Path(folder), subject, charged_here)
 
 
 def _reserved(privacy: PrivacyConfig, plan: Plan, folder: Path, subject: Subject, charged_here: bool) -> RunBudget:

@@ -34,10 +34,8 @@ OWN_FACTS, OWN_ROUNDS, OWN_RESULT = "facts.json", "rounds.jsonl", "figures.json"
 AUDIT, AUDIT_PAGE = "audit.json", "audit.html"
 MEMBERSHIP, ATTENDANCE, RELEASED = "membership.json", "attendance", "released.safetensors"
 TENSORBOARD = "tensorboard"
-RECORDING, UNPROTECTED = (
-    "recording",
-    "unprotected",
-)  # what an audit needs: recorded rounds, and a second run without privacy
+# What an audit needs: recorded rounds, and a second run without privacy.
+RECORDING, UNPROTECTED = "recording", "unprotected"
 LOCK = ".lock"
 
 
@@ -136,12 +134,9 @@ def require_unused(path: Path) -> None:
             raise RunDirectoryError(
                 f"{path} already holds a run; add --resume to go on with it or choose another --out"
             )
-        if path.exists() and not (path.is_dir() and all(_left_by_a_start(file.name) for file in path.iterdir())):
+        remains = {LOCK, CONFIG}
+        if path.exists() and not (path.is_dir() and all((part_of(one) or one) in remains for one in os.listdir(path))):
             raise RunDirectoryError(f"{path} is not an empty directory; choose another --out")
-
-
-def _left_by_a_start(name: str) -> bool:
-    return name == LOCK or part_of(name) == CONFIG
 
 
 def read_config(path: Path) -> RunConfig:

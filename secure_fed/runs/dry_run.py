@@ -191,25 +191,22 @@ def _needs(assembly: Assembly) -> dict[str, Any]:
 
 def _jobs(assembly: Assembly) -> list[Job]:
     """The trainings of the clients that are trained at once; of those looked at, the ones with most examples."""
-    problem, plan = assembly.problem, assembly.method.plan(assembly.initial)
-    numbers = sum(math.prod(assembly.initial.tensors[name].shape) for name in plan.trainable)
-    most = assembly.config.training.together or max(2, clients_at_once(numbers, assembly.objective.device))
+    problem, protection, settings = assembly.problem, assembly.protection, assembly.config.training
+    tensors, trainable = assembly.initial.tensors, assembly.method.plan(assembly.initial).trainable
+    numbers = sum(math.prod(tensors[name].shape) for name in trainable)
+    most = settings.together or max(2, clients_at_once(numbers, assembly.objective.device))
     looked_at = range(min(len(problem.train), _LOOKED_AT))
     order = sorted(looked_at, key=lambda number: -len(problem.train[number]))
     count = max(1, min(most, math.ceil(assembly.sampler.expected)))
-    return [_job(assembly, number) for number in order[:count] if len(problem.train[number])]
-
-
-def _job(assembly: Assembly, number: int) -> Job:
-    problem, protection = assembly.problem, assembly.protection
-    settings, examples, steps = assembly.config.training, problem.train[number], None
-    if protection.placement.step_noise:
-        persons = None if problem.persons is None else problem.persons[number]
-        count, stream = planned_steps(len(examples), settings), SystemEntropy().stream("dry run")
-        steps = PrivateSteps(protection.mechanism, protection.clip_norm, count, stream, persons)
-    trainable = assembly.method.plan(assembly.initial).trainable
-    rng = np.random.default_rng(0)
-    return Job(assembly.initial.tensors, trainable, examples, problem.collate, settings, 0.0, rng, steps, problem.last)
+    jobs = []
+    for number in (one for one in order[:count] if len(problem.train[one])):
+        examples, steps, rng = problem.train[number], None, np.random.default_rng(0)
+        if protection.placement.step_noise:
+            persons = None if problem.persons is None else problem.persons[number]
+            made, stream = planned_steps(len(examples), settings), SystemEntropy().stream("dry run")
+            steps = PrivateSteps(protection.mechanism, protection.clip_norm, made, stream, persons)
+        jobs.append(Job(tensors, trainable, examples, problem.collate, settings, 0.0, rng, steps, problem.last))
+    return jobs
 
 
 @dataclass(frozen=True)

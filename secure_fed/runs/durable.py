@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def atomic_write(path: Path, data: bytes | str, *, private: bool = False) -> Non
     part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
     with _written(path):
         try:
-            with open(part, "xb", opener=_opener(private)) as file:
+            with open(part, "xb", opener=owners_alone if private else None) as file:
                 file.write(content)
                 crash_point(f"{path.name}:written")
                 file.flush()
@@ -89,7 +89,7 @@ def append_line(path: Path, line: str, *, private: bool = False) -> None:
     private: if this creates the file, only its owner can read it.
     """
     content = line.encode() + b"\n"
-    with _written(path), open(path, "ab", opener=_opener(private)) as file:
+    with _written(path), open(path, "ab", opener=owners_alone if private else None) as file:
         file.write(content[: len(content) // 2])
         file.flush()
         crash_point(f"{path.name}:torn")
@@ -99,9 +99,9 @@ def append_line(path: Path, line: str, *, private: bool = False) -> None:
     crash_point(f"{path.name}:appended")
 
 
-def _opener(private: bool) -> Callable[[str, int], int]:
-    mode = 0o600 if private else 0o666  # less the user's umask
-    return lambda name, flags: os.open(name, flags, mode)
+def owners_alone(name: str, flags: int) -> int:
+    """An opener of files that their owner alone can read."""
+    return os.open(name, flags, 0o600)
 
 
 def _written(path: Path) -> AbstractContextManager[None]:

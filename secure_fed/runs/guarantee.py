@@ -113,26 +113,15 @@ def _meaning(plan: Plan, releases: int) -> dict[str, Any]:
     from privacy.composition import group_epsilon, group_epsilon_by_curve
 
     curve = plan.curve(sorted({*DELTAS, plan.delta}, reverse=True), releases)
-    mu = plan.gaussian(releases)
-    found = [
-        (
-            units,
-            delta,
-            group_epsilon(mu, units, delta) if mu is not None else group_epsilon_by_curve(curve, units, delta),
-        )
-        for units in GROUPS
-        for delta in (plan.delta, *(delta for delta in GROUP_DELTAS if delta > plan.delta))
-    ]
-    first = {units: (delta, epsilon) for units, delta, epsilon in reversed(found) if epsilon is not None}
-    return {
-        "curve": [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve],
-        "gaussian_mu": mu,
-        "groups": [
-            {"units": units, "delta": first[units][0], "epsilon": first[units][1], "exact": mu is not None}
-            for units in GROUPS
-            if units in first
-        ],
-    }
+    mu, groups = plan.gaussian(releases), []
+    for units in GROUPS:
+        for delta in (plan.delta, *(delta for delta in GROUP_DELTAS if delta > plan.delta)):
+            epsilon = group_epsilon_by_curve(curve, units, delta) if mu is None else group_epsilon(mu, units, delta)
+            if epsilon is not None:
+                groups.append({"units": units, "delta": delta, "epsilon": epsilon, "exact": mu is not None})
+                break
+    points = [{"delta": delta, "epsilon": epsilon} for delta, epsilon in curve]
+    return {"curve": points, "gaussian_mu": mu, "groups": groups}
 
 
 def planned(assembly: Assembly) -> dict[str, Any]:
@@ -196,10 +185,8 @@ def statement_of(assembly: Assembly, releases: int) -> Statement:
     over_rounds = dummies = ""
     if plan.exposures:
         over_rounds = ", independent in every round"
-        if (band := plan.correlation.band) > 1:
-            over_rounds = (
-                f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
-            )
+    if (band := plan.correlation.band) > 1:
+        over_rounds = f", correlated over {band} rounds: each round's noise cancels part of the noise of earlier rounds"
     if count := protection.dummies.dummies:
         dummies = (
             f". There are also {count} dummy {dummy_units(protection.unit)}, which hold nobody's data and exist for the audit "

@@ -173,7 +173,9 @@ class _Losses:
         problem = assembly.problem
         self.public = is_declared(problem.facts["test"]["from"]) and len(problem.test) > 0
         self.rows = _spread(problem.test) if self.public else _made_up(assembly)
-        self.rows = self.rows[: _as_many(self.rows, problem.model)]
+        read = np.cumsum([max(1, length(row)) for row in self.rows])
+        quickly = int((read * sum(one.numel() for one in problem.model.parameters()) <= _WORK).sum())
+        self.rows = self.rows[: max(_FEWEST, quickly)]  # as many, at least, as a model of this size reads in seconds
         self.start = math.inf
         try:
             self.start = self.of(assembly.initial)
@@ -215,12 +217,6 @@ class _Losses:
                 for batch in batches(self.rows, at_once, problem.collate, None)
             ]
         return float(torch.cat(found).mean())
-
-
-def _as_many(rows: Sequence[Any], model: nn.Module) -> int:
-    """The number of rows, at least `_FEWEST`, that a model of this size reads in seconds."""
-    read = np.cumsum([max(1, length(row)) for row in rows])
-    return max(_FEWEST, int((read * sum(one.numel() for one in model.parameters()) <= _WORK).sum()))
 
 
 def _spread(rows: Sequence[Any]) -> list[Any]:

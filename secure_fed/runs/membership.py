@@ -161,13 +161,16 @@ def _unit_vector(tensors: Tensors, layout: Layout) -> NDArray[np.float64]:
 
 def fitted(assembly: Assembly, state: State, held: AuditPool) -> NDArray[np.float64]:
     """(units,) how well the model fits each."""
-    units, problem = held.units, assembly.problem
-    examples, owner = looked_at(units)
-    model = assembly.objective.load(state.tensors)
-    batch_size = assembly.config.evaluation.batch_size
-    with assembly.objective.reading:
-        phi = confidences(model, examples, problem.collate, problem.confidence, batch_size, assembly.objective.device)
-    return mean_of_units(phi, owner, len(units))
+    examples, owner = looked_at(held.units)
+    return mean_of_units(_fits(assembly, state, examples), owner, len(held.units))
+
+
+def _fits(assembly: Assembly, state: State, examples: Sequence[Any]) -> NDArray[np.float64]:
+    """(examples,) how well the model fits each."""
+    problem, objective, size = assembly.problem, assembly.objective, assembly.config.evaluation.batch_size
+    model = objective.load(state.tensors)
+    with objective.reading:
+        return confidences(model, examples, problem.collate, problem.confidence, size, objective.device)
 
 
 def looked_at(units: Sequence[Unit]) -> tuple[list[Any], NDArray[np.int64]]:
@@ -214,7 +217,7 @@ def stand_ins(assembly: Assembly) -> str:
 
 def of_rows(assembly: Assembly, state: State) -> dict[str, Any]:
     """The figure of at most `MOST` rows that trained, spread evenly over all of them, and as many that did not."""
-    problem, objective, origin = assembly.problem, assembly.objective, stand_ins(assembly)
+    problem, origin = assembly.problem, stand_ins(assembly)
     members = _trained(problem.train, lazy=problem.lazy)
     named = problem.non_members if origin == "non_members" else problem.test
     others = [named[index] for index in _even(len(named), MOST)]
@@ -227,11 +230,7 @@ def of_rows(assembly: Assembly, state: State) -> dict[str, Any]:
         "non_members": len(others),
         "misleads": misleads(assembly),
     }
-    model, batch_size = objective.load(state.tensors), assembly.config.evaluation.batch_size
-    with objective.reading:
-        scores = confidences(
-            model, [*members, *others], problem.collate, problem.confidence, batch_size, objective.device
-        )
+    scores = _fits(assembly, state, [*members, *others])
     if not members or not np.isfinite(scores).all():
         why = "the model gives no finite scores" if members else "no row trained as it is"
         return entry | dict.fromkeys(_FIGURES) | {"why": why}
@@ -242,12 +241,8 @@ def misleads(assembly: Assembly) -> str:
     """The rows that stood for non-members, and how that may mislead."""
     unit, tested = assembly.config.privacy.unit, assembly.problem.facts["test"]["from"]
     rows = _NAMED if stand_ins(assembly) == "non_members" else _OF_TEST[tested]
-    single = (
-        f" Single rows are compared, and privacy protects each {unit} as a whole."
-        if unit in ("client", "person")
-        else ""
-    )
-    return f"{rows}{single}"
+    single = f" Single rows are compared, and privacy protects each {unit} as a whole."
+    return rows + (single if unit in ("client", "person") else "")
 
 
 def _trained(train: Sequence[Sequence[Any]], *, lazy: bool) -> list[Any]:

@@ -143,18 +143,20 @@ def of_facts(facts: Mapping[str, Any], *, private: bool) -> tuple[dict[str, Any]
     return {name: value for name, value in facts.items() if name not in own} | {"partition": divided}, own
 
 
-def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`values` in two parts, by a table that must name each value; `whole`: with null for every withheld one."""
+def cut(
+    values: Mapping[str, Any], table: Table, *, whole: bool, strict: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`values` in two parts, by a table that must name each value if `strict`; `whole`: with null for every withheld one."""
     shown: dict[str, Any] = {}
     withheld: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in table:
+        if strict and name not in table:
             raise ValueError(
                 f"{name!r} is in no table of what a private run may show: add it to the table with its Source, or as WITHHELD"
             )
-        rule = table[name]
+        rule = table.get(name, TEST)
         if isinstance(rule, Mapping) and isinstance(value, Mapping):
-            shown[name], kept = cut(value, rule, whole=whole)
+            shown[name], kept = cut(value, rule, whole=whole, strict=strict)
             withheld |= {name: kept} if kept else {}
         elif rule is WITHHELD:
             withheld |= {name: value}
@@ -166,14 +168,7 @@ def cut(values: Mapping[str, Any], table: Table, *, whole: bool) -> tuple[dict[s
 
 def without_withheld(values: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """`values` for the public, whatever a file contains: without the values that the table withholds."""
-    shown: dict[str, Any] = {}
-    for name, value in values.items():
-        rule = table.get(name, TEST)
-        if isinstance(rule, Mapping) and isinstance(value, Mapping):
-            shown[name] = without_withheld(value, rule)
-        elif rule is not WITHHELD:
-            shown[name] = value
-    return shown
+    return cut(values, table, whole=False, strict=False)[0]
 
 
 def together(shown: Mapping[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def read(run_dir: Path) -> Recorded | None:
     """The recording of the run in this directory, if it made one; files with other names are skipped."""
     folder = private_part(run_dir) / FOLDER
     with plainly(RunDirectoryError, f"{folder} cannot be read", "make it readable, or take it away"):
-        names = {_round(file.name): file for file in folder.iterdir()} if folder.is_dir() else {}
-    files = {number: file for number, file in names.items() if number is not None}
+        there = [*folder.iterdir()] if folder.is_dir() else []
+    files = {number: file for file in there if (number := _round(file.name)) is not None}
     states: dict[int, Tensors] = {}
     lr: dict[int, float] = {}
     updates: list[Update] = []
@@ -225,8 +225,8 @@ def _read(file: Path) -> tuple[Tensors, list[Update | Summed], float | None]:
         sent: list[Update | Summed] = []
         for number, fields in enumerate(json.loads(noted["sent"])):
             content = Tensors.from_parts(groups.get(str(number), {}))
-            kind = Update(**fields, contribution=content) if "client" in fields else Summed(**fields, total=content)
-            sent.append(kind)
+            client = "client" in fields
+            sent.append(Update(**fields, contribution=content) if client else Summed(**fields, total=content))
         return Tensors.from_parts(groups["state"]), sent, json.loads(noted["lr"])
     except (safetensors.SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise RunDirectoryError(f"{file} is damaged ({error}); {_REMEDY}") from error

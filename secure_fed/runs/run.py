@@ -161,7 +161,7 @@ class _Run:
         patience, task = assembly.config.evaluation.patience, assembly.config.data.task
         server = self.recorder.beside(assembly.server)
         transport = self._told(self.recorder.around(assembly.transport), schedule.rounds, now, within)
-        keeper: Keeper = Releases(self.store, assembly.clients) if self.store and self.budget else KeepsNothing()
+        keeper: Keeper = Releases(self.store.path, assembly.clients) if self.store and self.budget else KeepsNothing()
         try:
             for following, record in engine.run(self.state, server, transport, schedule, self._evaluate, keeper):
                 self._end_of_round(following, record)

@@ -78,6 +78,14 @@ from secure_fed.tensors.tensors import Tensors
 
 Values = Mapping[str, Any]  # the facts of a run's start, or the record of a round
 _DIGESTS = ("data_digest", "examples_digest", "digest")
+_RESUMED = {  # by the fact that differs: what a run was started with, and how to resume it
+    "privacy": ("another guarantee", "without that change"),
+    "chat_template": (
+        "another chat template",
+        "with that one, which is the tokenizer's of model.name, or that of data.chat_template",
+    ),
+    "local": ("another local step", "with the same function, or without one if the run had none"),
+}
 
 
 class RunStore:
@@ -149,10 +157,6 @@ class RunStore:
             if file.name != personal_file(round_):
                 file.unlink()
 
-    def keep(self, state: State, personal: Mapping[int, Tensors], record: Values) -> None:
-        """Make a release durable before any further processing."""
-        write_checkpoint(private_part(self.path) / RELEASED, state, personal, record, private=True)
-
     def restore(self) -> tuple[Checkpoint | None, list[dict[str, Any]]]:
         """The last finished round and the records up to it, with their withheld part; later or torn lines are dropped."""
         checkpoint = read_checkpoint(self.path)
@@ -201,11 +205,11 @@ class RunStore:
 class Releases:
     """`engine.Keeper` in a run directory."""
 
-    store: RunStore
+    run_dir: Path
     clients: Sequence[Client]
 
     def kept(self, round_: int) -> tuple[State, dict[str, Any]] | None:
-        found = read_released(self.store.path)
+        found = read_released(self.run_dir)
         if found is None or found.state.round != round_:
             return None
         for index, kept in found.personal.items():
@@ -213,7 +217,8 @@ class Releases:
         return found.state, found.record
 
     def keep(self, state: State, record: dict[str, Any]) -> None:
-        self.store.keep(state, kept_by(self.clients), record)
+        """Make a release durable before any further processing."""
+        write_checkpoint(private_part(self.run_dir) / RELEASED, state, kept_by(self.clients), record, private=True)
 
 
 def kept_by(clients: Sequence[Client]) -> dict[int, Tensors]:
@@ -269,24 +274,9 @@ def require_same(path: Path, config: RunConfig, held: RunConfig) -> None:
 def _require_same_data(name: str, path: Path, differing: Sequence[str]) -> None:
     """Refuse other facts. name: of the file with these facts. differing: the names of those that differ."""
     if differing:
-        if differing[0] == "privacy":
-            raise RunDirectoryError(
-                f"{path} was started with another guarantee: privacy in {name} differs; resume without that change"
-            )
-        if differing[0] == "chat_template":
-            raise RunDirectoryError(
-                f"{path} was started with another chat template: chat_template in {name} differs; resume with that one, "
-                "which is the tokenizer's of model.name, or that of data.chat_template"
-            )
-        if differing[0] == "local":
-            raise RunDirectoryError(
-                f"{path} was started with another local step: local in {name} differs; resume with the same function, or "
-                "without one if the run had none"
-            )
-        raise RunDirectoryError(
-            f"{path} was started with other data: {differing[0]} in {name} differs; resume with the training and test rows of "
-            "that run and the same division, or start a new run"
-        )
+        data = "other data", "with the training and test rows of that run and the same division, or start a new run"
+        what, how = _RESUMED.get(differing[0], data)
+        raise RunDirectoryError(f"{path} was started with {what}: {differing[0]} in {name} differs; resume {how}")
 
 
 def differing(facts: Values, held: Values) -> list[str]:

@@ -337,8 +337,8 @@ def test_a_charter_divides_nobodys_model() -> None:
     mapped = {("model", "device_map"): "auto", ("model", "max_memory"): ("cpu=1GiB",)}
     assert "model.device_map" in charter.local_fault(RunConfig().replace(mapped))
     assert not charter.local_fault(RunConfig().replace(mapped | charter.neutral()))
-    here = home.ModelHere(device_map="auto", max_memory=("cpu=1GiB",))
-    assert RunConfig().replace(here.settings).model.memory == {"cpu": "1GiB"}
+    here = home.settings_of_model(home.NodeSection(device_map="auto", max_memory=("cpu=1GiB",)))
+    assert RunConfig().replace(here).model.memory == {"cpu": "1GiB"}
 
 
 def test_parameters_without_values_are_the_meta_devices_alone() -> None:

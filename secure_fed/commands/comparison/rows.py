@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from statistics import fmean, stdev
 from typing import Any, Literal, NamedTuple
 
@@ -75,7 +76,7 @@ class Row:
     own_first: bool = False  # whether the task's own metrics are more informative than accuracy
     held_out: tuple[
         str, ...
-    ] = ()  # how the runs held test rows out of their training rows; empty if all were given test rows
+    ] = ()  # how the runs held test rows out of training rows; empty if all were given test rows
     no_membership: str = ""  # why a run has no membership figure
 
 
@@ -93,7 +94,6 @@ def row_of(name: str, runs: Mapping[int, RunRecord], target: float | None) -> Ro
     dearest = max(charges, key=lambda charge: charge.epsilon) if private else None
     together = totals(charges) if private else []
     all_seeds = together[0] if len(together) == 1 else None
-
     found = [result.get("membership") for result in results]
     memberships = [one if isinstance(one, Mapping) else {} for one in found]
     without = [str(one.get("why") or "") for one in memberships if one.get("auc") is None]
@@ -212,11 +212,8 @@ def _curve(records: Sequence[RunRecord], metric: str) -> tuple[Point, ...]:
 
 def _sent(record: RunRecord) -> dict[int, int]:
     """Bytes up and down until the end of each round."""
-    total, until = 0, {}
-    for row in record.rounds:
-        total += row["bytes_up"] + row["bytes_down"]
-        until[row["round"]] = total
-    return until
+    sent = accumulate(row["bytes_up"] + row["bytes_down"] for row in record.rounds)
+    return dict(zip((row["round"] for row in record.rounds), sent, strict=True))
 
 
 Apart = Literal["", "notes", "clients"]  # why another seed has other units; "" if it has the same

@@ -296,7 +296,7 @@ def require_plausible(decoded: Contribution, encoding: Encoding, contributors: i
     if isinstance(encoding, Rounded):
         faults = _of_words(decoded, encoding, contributors)
     else:
-        faults = _of_noised(decoded, encoding, contributors) if isinstance(encoding, Noised) else iter(())
+        faults = _of_noised(decoded, encoding, contributors)
     if what := next(faults, ""):
         raise _spoiled(what, contributors)
 

@@ -6,14 +6,12 @@ Weight and loss are words of the sum. A client that tosses its own coin for whet
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from privacy.entropy import Entropy
-from protocols.client import Here, Message, Played, Players, Waiting, listed
+from protocols.client import Message, Played, Players, Waiting, listed
 from protocols.errors import Aborted, RangeError, Tampering
 from protocols.keys import Identity
 from secure_fed.errors import TrainingError
@@ -22,7 +20,7 @@ from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked.checks import ExpectedRounds, Passes, contributors, require_enough, require_expected
 from secure_fed.rounds.masked.encoding_plan import Contribution, Encoding, Words
 from secure_fed.rounds.sums import Clock
-from secure_fed.rounds.transport import ContributorList, Reply, Request, Stage, Staged
+from secure_fed.rounds.transport import ContributorList, Request, Stage, Staged
 from secure_fed.tensors.tensors import Layout
 
 
@@ -51,30 +49,24 @@ class MaskedClient:
 
     coin: the probability of training in a round, for a client that tosses its own coin. fails_nonfinite: a contribution that is
     not finite, or out of the encoding's range, ends the run; otherwise zeros are sent in its place. players: the processes that
-    run its side of the protocol; this process if None.
+    run its side of the protocol.
     """
 
     def __init__(
         self,
         client: Client,
         rounds: ExpectedRounds,
-        entropy: Entropy,
         clock: Clock,
+        coin: float | None,
+        identity: Identity | None,
+        players: Players,
         *,
-        coin: float | None = None,
-        fails_nonfinite: bool = False,
-        identity: Identity | None = None,
-        players: Players | None = None,
+        fails_nonfinite: bool,
     ) -> None:
-        self.client = client
-        self._rounds = rounds
-        self._terms = rounds.terms
-        self._entropy = entropy
-        self._clock = clock
-        self._coin = coin
-        self._fails_nonfinite = fails_nonfinite
-        self._identity = identity
-        self._players = Here() if players is None else players
+        self.client, self._rounds, self._terms, self._clock = client, rounds, rounds.terms, clock
+        self._entropy = rounds.terms.protection.entropy
+        self._coin, self._fails_nonfinite = coin, fails_nonfinite
+        self._identity, self._players = identity, players
         self._masking: Played | None = None
         self._ahead: tuple[Stage, Begun] | None = None
         self._left: int | None = None
@@ -148,14 +140,14 @@ class MaskedClient:
         if stage.name == "mask":
             words, elsewhere = self._words(stage)
             return masking.mask(stage.message, words), elsewhere
-        steps = {"share": masking.share, "consistency": masking.confirm, "unmask": masking.unmask}
+        step = {"share": masking.share, "consistency": masking.confirm, "unmask": masking.unmask}[stage.name]
         if stage.name == ("consistency" if stage.parameters.active else "unmask"):
             # refuse a list of survivors whose sum would reveal a contribution
             survivors = listed(stage.message, stage.parameters).present
             if self._listed is not None:
                 require_enough(survivors.intersection(self._listed.contributors), stage.parameters, self._terms)
             self._passes.check(survivors)
-        return steps[stage.name](stage.message), 0.0
+        return step(stage.message), 0.0
 
     def _words(self, stage: Stage) -> tuple[Words, float]:
         request = stage.request
@@ -215,7 +207,7 @@ class MaskedClient:
 
     def _contribution(self, request: Request) -> Contribution | None:
         """The contribution, trained if this is the round's first pass; None if it is not finite."""
-        reply: Reply = self.client.handle(request)
+        reply = self.client.handle(request)
         if not reply.contribution.is_finite():
             if self._fails_nonfinite:
                 raise TrainingError(
@@ -234,30 +226,3 @@ class MaskedClient:
             toss = self._entropy.stream("coin", round_, self.client.index).uniform(1)[0]
             self._tossed = round_, bool(toss < self._coin)
         return self._tossed[1]
-
-
-def masked_clients(
-    clients: Sequence[Client],
-    rounds: ExpectedRounds,
-    clock: Clock,
-    coin: float | None,
-    players: Players,
-    *,
-    fails_nonfinite: bool,
-) -> list[MaskedClient]:
-    """All clients of a simulated federation behind masks."""
-    terms = rounds.terms
-    identities = terms.registry.identities if terms.registry else (None,) * len(clients)
-    return [
-        MaskedClient(
-            client,
-            rounds,
-            terms.protection.entropy,
-            clock,
-            coin=coin,
-            fails_nonfinite=fails_nonfinite,
-            identity=identity,
-            players=players,
-        )
-        for client, identity in zip(clients, identities, strict=True)
-    ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,48 +83,8 @@ class PublicPlan:
             ).about("secure_aggregation.bits", self.bits, "64")
         return self.clip_norm - longer
 
-    def require_precise(self) -> None:
-        """Refuse words that cannot represent such contributions, or only with a large error."""
-        try:
-            _ = self.codec
-            self.longest()
-        except RangeError as error:
-            message = f"{error} (secure_aggregation.bits, range)"
-            raise ConfigError(message).about("secure_aggregation.bits", self.bits, str(error)) from error
 
-
-@lru_cache(maxsize=64)
-def _codec(bits: int, bound: float, places: int) -> FixedPoint:
-    """Cached for all clients of a process: its scale is computed with fractions."""
-    return FixedPoint(bits, bound, places)
-
-
-class Encoding(Protocol):
-    """Encodes the contributions of one pass as words, and decodes the sum of these words."""
-
-    @property
-    def length(self) -> int:
-        """The length of a vector of words."""
-
-    @property
-    def largest(self) -> int:
-        """The largest magnitude of one client's word; 0 if no sum may be refused for exceeding it.
-
-        With shares of noise there is no such limit. Where the server adds the noise of a guarantee, the refusal itself is
-        visible, so it may depend only on the noised sum.
-        """
-
-    def admitted(self) -> float:
-        """The largest norm of a contribution whose encoding stays within the clip norm."""
-
-    def require_precise(self) -> None:
-        """Refuse contributions that cannot be encoded, or only with a large error."""
-
-    def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
-        """The integer vector that a client adds to the sum. `None` encodes no contribution."""
-
-    def decode(self, total: Words) -> Contribution:
-        """The weighted sum of values, the sum of weights and the mean loss, from a sum of words."""
+_codec = lru_cache(maxsize=64)(FixedPoint)  # for all clients of a process: its scale is computed with fractions
 
 
 @dataclass(frozen=True)
@@ -147,19 +107,33 @@ class Rounded:
 
     @property
     def length(self) -> int:
+        """The length of a vector of words."""
         return self.plan.size + (4 if self.with_loss else 1)
 
     @property
     def largest(self) -> int:
+        """The largest magnitude of one client's word; 0 if no sum may be refused for exceeding it.
+
+        With shares of noise there is no such limit. Where the server adds the noise of a guarantee, the refusal itself is
+        visible, so it may depend only on the noised sum.
+        """
         return 0 if math.isfinite(self.plan.clip_norm) else self.codec.largest
 
     def admitted(self) -> float:
+        """The largest norm of a contribution whose encoding stays within the clip norm."""
         return self.plan.longest()
 
     def require_precise(self) -> None:
-        self.plan.require_precise()
+        """Refuse contributions that cannot be encoded, or only with a large error."""
+        try:
+            _ = self.codec
+            self.plan.longest()
+        except RangeError as error:
+            message = f"{error} (secure_aggregation.bits, range)"
+            raise ConfigError(message).about("secure_aggregation.bits", self.plan.bits, str(error)) from error
 
     def encode(self, contribution: Contribution | None, stream: Stream) -> Words:
+        """The integer vector that a client adds to the sum. `None` encodes no contribution."""
         carried, size, bound = np.zeros(self.length), self.plan.size, self.plan.bound
         if contribution is not None:
             share = min(contribution.weight / self.most, 1.0)
@@ -172,6 +146,7 @@ class Rounded:
         return self.codec.encode(carried)
 
     def decode(self, total: Words) -> Contribution:
+        """The weighted sum of values, the sum of weights and the mean loss, from a sum of words."""
         carried, size, bound = self.codec.decode(total), self.plan.size, self.plan.bound
         weight = float(carried[size]) / bound * self.most
         has_loss = self.with_loss and carried[-2] > 0
@@ -182,7 +157,7 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Noised:
-    """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked."""
+    """`privacy.distributed`: a contribution is clipped, rounded and noised before it is masked. Its face is `Rounded`'s."""
 
     plan: PublicPlan
     mechanism: DistributedGaussian
@@ -208,3 +183,6 @@ class Noised:
     def decode(self, total: Words) -> Contribution:
         values = self.mechanism.decoded(centred(total), self.plan.clip_norm, self.plan.size)
         return Contribution(values, math.nan, math.nan)
+
+
+Encoding = Rounded | Noised  # encodes the contributions of one pass as words, and decodes the sum of these words

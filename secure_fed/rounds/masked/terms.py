@@ -85,8 +85,9 @@ class Terms:
                 raise Aborted(f"{clients} clients are left, fewer than the {self.least(clients)} that a sum needs")
             corrupt = max(0.0, colluding(self.invited, corrupt) - 0.5) / clients  # counted upwards
             dropout = (clients - surviving(self.invited, chosen.dropout) + 0.5) / clients
+        fixed = {name: getattr(chosen, name) for name in ("active", "neighbours", "threshold")}
         try:
-            return _chosen(clients, corrupt, dropout, chosen.active, chosen.neighbours, chosen.threshold)
+            return _chosen(clients, corrupt=corrupt, dropout=dropout, **fixed)
         except ParameterError as error:
             raise ConfigError(
                 f"no masked sum of {clients} clients meets these settings: {error} (secure_aggregation.corrupt, dropout, "
@@ -218,12 +219,6 @@ class Terms:
         return Rounded(plan(self.settings.range), self.most_weight, with_loss=not placement.private)
 
 
-@lru_cache(maxsize=1024)
-def _chosen(
-    clients: int, corrupt: float, dropout: float, active: bool, neighbours: int | None, threshold: int | None
-) -> Choice:
-    return choose(clients, corrupt=corrupt, dropout=dropout, active=active, neighbours=neighbours, threshold=threshold)
-
-
+_chosen = lru_cache(maxsize=1024)(choose)
 _NEVER = 2.0**-40  # as in `protocols.thresholds`
 _FARTHEST = 9.0  # standard deviations: no normal number of `privacy.entropy` is farther out

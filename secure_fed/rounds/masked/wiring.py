@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from privacy.mechanisms import AdaptiveGaussian
 from privacy.participation import Poisson, PublicOrder, Sampler
 from protocols.client import Here, Players
@@ -22,19 +20,16 @@ from protocols.parameters import stages
 from protocols.workers import OneProcess, Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
-from secure_fed.methods.method import Method
-from secure_fed.rounds.client import Client, Together
+from secure_fed.rounds.client import Client, ClientSetup, Together
 from secure_fed.rounds.cohort import invited
 from secure_fed.rounds.masked.checks import ExpectedRounds
-from secure_fed.rounds.masked.client import MaskedClient, masked_clients
+from secure_fed.rounds.masked.client import MaskedClient
 from secure_fed.rounds.masked.server import MaskedSum
 from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
 from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
-from secure_fed.rounds.request_checks import Acceptable
 from secure_fed.rounds.sums import Clock
 from secure_fed.rounds.transport import InProcess, Participant, Transport, Vanishing
-from secure_fed.tensors.tensors import Tensors
 
 
 @dataclass(frozen=True)
@@ -101,55 +96,44 @@ class Spread:
 
 
 def behind_masks(
-    config: RunConfig,
-    protection: Protection,
-    sampler: Sampler,
-    clients: Sequence[Client],
-    method: Method,
-    initial: Tensors,
-    personal: Sequence[str],
-    device: torch.device,
-    order: PublicOrder | None = None,
-    elsewhere: Elsewhere | None = None,
+    config: RunConfig, sampler: Sampler, clients: Sequence[Client], setup: ClientSetup, elsewhere: Elsewhere | None
 ) -> Masks | None:
     """The masks for `secure_aggregation`; None if it is not enabled. Refuses a federation that is too small.
 
-    order: the public order of clients, if cohorts follow one. elsewhere: given where not all clients are on this machine.
+    setup: shared by all clients. elsewhere: given where not all clients are on this machine.
     """
-    federation = config.federation
     if not config.secure_aggregation.enabled:
         return None
-    terms = _terms(config, protection, sampler, len(clients), order, elsewhere)
+    protection, device = setup.protection, setup.objective.device
+    terms = _terms(config, protection, sampler, len(clients), elsewhere)
     terms.require_feasible()
-    if order is not None:
-        _require_full(terms, order, federation.rounds)
+    if terms.order is not None:
+        _require_full(terms, terms.order, config.federation.rounds)
     terms.require_contributors(len(clients), sampler.rate)
-    clock = Clock()
-    coin = sampler.rate if protection.hidden else None
-    fails = federation.nonfinite == "fail"
-    acceptable = Acceptable.of(config, method, initial, tuple(personal))
-    rounds = ExpectedRounds(method, initial, terms, personal, acceptable)
+    clock, workers = Clock(), None
     if elsewhere:
-        behind = masked_clients(clients, rounds, clock, coin, elsewhere.players, fails_nonfinite=fails)
-        return Masks(behind, MaskedSum.resumable(terms, len(clients), clock, device))
-    together = OneProcess()  # both sides are made here, so all clients are of this process
-    # masks are spread over processes if there are several cores, clients that work at the same time, and many shares
-    several = cores() != 1 and config.training.together != 1
-    worth = several and terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
-    workers = Workers() if worth else None
-    players: Players = workers or Here(together)
-    behind = masked_clients(clients, rounds, clock, coin, players, fails_nonfinite=fails)
-    during = workers.session if workers else together.session
-    return Masks(behind, MaskedSum(terms, len(clients), clock, device, during), workers)
+        players: Players = elsewhere.players
+        sums = MaskedSum.resumable(terms, len(clients), clock, device)
+    else:
+        together = OneProcess()  # both sides are made here, so all clients are of this process
+        # masks are spread over processes if there are several cores, clients that work at the same time, and many shares
+        several = cores() != 1 and config.training.together != 1
+        worth = several and terms.invited * terms.choice(terms.invited).neighbours >= _WORTH_WORKERS
+        workers = Workers() if worth else None
+        players, during = workers or Here(together), (workers or together).session
+        sums = MaskedSum(terms, len(clients), clock, device, during)
+    rounds = ExpectedRounds(setup.method, setup.initial, terms, setup.personal, setup.acceptable)
+    coin, fails = sampler.rate if protection.hidden else None, config.federation.nonfinite == "fail"
+    identities = terms.registry.identities if terms.registry else (None,) * len(clients)
+    behind = [
+        MaskedClient(client, rounds, clock, coin, identity, players, fails_nonfinite=fails)
+        for client, identity in zip(clients, identities, strict=True)
+    ]
+    return Masks(behind, sums, workers)
 
 
 def _terms(
-    config: RunConfig,
-    protection: Protection,
-    sampler: Sampler,
-    clients: int,
-    order: PublicOrder | None,
-    elsewhere: Elsewhere | None,
+    config: RunConfig, protection: Protection, sampler: Sampler, clients: int, elsewhere: Elsewhere | None
 ) -> Terms:
     """The terms of the masked sums of so many clients."""
     settings = config.secure_aggregation
@@ -163,7 +147,7 @@ def _terms(
         most_weight=float(settings.most_examples) if config.federation.weighting == "examples" else 1.0,
         registry=registry if settings.active else None,
         clients=clients,
-        order=order,
+        order=sampler if isinstance(sampler, PublicOrder) else None,
         run=elsewhere.run if elsewhere else uuid.uuid4().hex,
     )
 

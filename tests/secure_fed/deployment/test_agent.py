@@ -101,7 +101,7 @@ def test_a_silent_peer_is_dropped_in_seconds(folder: Path, monkeypatch: pytest.M
 def test_a_long_log_is_put_aside_and_its_writer_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "_MOST_LOG", 10)
     log = folder / LOG
-    with open(log, "ab", buffering=0, opener=agent.private) as writer:
+    with open(log, "ab", buffering=0, opener=agent.owners_alone) as writer:
         writer.write(b"ten bytes.")
         agent.rotate(log)
         assert log.read_bytes() == b"ten bytes."
