@@ -217,18 +217,6 @@ def test_clients_are_charged_before_they_compute(uninterrupted: Whole, tmp_path:
     assert said["epsilon"] == accounting.epsilon(accounting.replaced(1.0), ROUNDS, 1e-3)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("first", [CHARGED, KEPT])
-def test_killed_while_resuming_and_again_at_every_instant(uninterrupted: Whole, tmp_path: Path, first: int) -> None:
-    for second in range(1, 20, 3):
-        path = tmp_path / f"run-{second}"
-        kill_at(first, run, "central", path)
-        kill_at(second, run, "central", path, resume=True)
-        said = run("central", path, resume=True)
-        assert_same_released(path, uninterrupted["central"])
-        assert ROUNDS <= len(asked(path)) <= charged(path) == said["releases"] <= ROUNDS + 2
-
-
 # In turn, with correlated noise.
 
 
