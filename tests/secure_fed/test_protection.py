@@ -293,8 +293,9 @@ def test_local_noise_is_counted_with_a_client_replaced() -> None:
     assert plan.participations == 3
 
 
-def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
-    plan = for_gradients(Target(3.0, None, DELTA), NAMES, DRAWS, STEPS, participations=4)
+@pytest.mark.parametrize("way", [1, -1], ids=["worst first", "worst last"])
+def test_gradients_are_calibrated_for_the_client_who_fares_worst(way: int) -> None:
+    plan = for_gradients(Target(3.0, None, DELTA), NAMES[::way], DRAWS[::way], STEPS[::way], participations=4)
     planned = [4 * steps for steps in STEPS]
     epsilons = each(plan.noise_multiplier, planned)
     assert plan.limits == dict(zip(NAMES, planned, strict=True))
@@ -304,15 +305,6 @@ def test_gradients_are_calibrated_for_the_client_who_fares_worst() -> None:
     worst = epsilons.index(max(epsilons))
     assert (plan.sampling_rate, plan.releases) == (DRAWS[worst].rate, planned[worst])
     assert plan.epsilon() == plan.epsilon_participants(), "nobody but the client sees its batches"
-
-
-@pytest.mark.slow
-def test_the_order_of_clients_does_not_matter() -> None:
-    target = Target(3.0, None, DELTA)
-    one, other = (for_gradients(target, NAMES[::way], DRAWS[::way], STEPS[::way], participations=4) for way in (1, -1))
-    assert one.limits == other.limits
-    assert one.epsilon() == pytest.approx(other.epsilon(), rel=1e-2)
-    assert max(each(other.noise_multiplier, [other.limits[name] for name in NAMES])) <= 3
 
 
 def test_a_client_without_examples_may_come_first() -> None:
