@@ -100,14 +100,6 @@ def test_what_is_given_is_neither_changed_nor_kept_and_a_total_does_not_change(d
     assert torch.equal(LAYOUT.flatten(added.total()), total)
 
 
-def test_half_precision_is_summed_in_float32() -> None:
-    layout = Layout((("x", (1,)),))
-    added = PlainSum(layout)
-    for _ in range(1000):
-        added.add(Tensors({"x": torch.ones(1, dtype=torch.bfloat16)}))
-    assert added.total().tensor("x").item() == 1000
-
-
 def test_another_layout_or_weight_is_refused_and_leaves_the_sum() -> None:
     added = PlainSum(LAYOUT)
     added.add(contribution(1))
