@@ -251,9 +251,6 @@ def test_factors_that_cancel_are_multiplied_exactly() -> None:
     assert (change.dense() - change.left.double() @ change.right.double()).norm() > 1e-2 * want.norm()
 
 
-# The size.
-
-
 NARROW = [(4, 4), (300, 4), (2, 2), (1, 1), (900, 2)]
 
 
