@@ -6,10 +6,13 @@ With checkpointing the numbers are the same; in bfloat16 they are near, and a un
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +25,9 @@ from secure_fed.federation import Federation
 from secure_fed.learning.data.encode import Collate
 from secure_fed.learning.models import dropout_and_checkpointing
 from secure_fed.learning.tasks import classification
+from secure_fed.learning.training.common_passes import trainings
+from secure_fed.learning.training.common_passes.packing import Entry, Work
+from secure_fed.learning.training.common_passes.passes import Pack
 from secure_fed.learning.training.objective import Objective
 from secure_fed.methods import METHODS, build
 from secure_fed.methods.method import State, loss_of
@@ -33,9 +39,16 @@ from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.privately import less, norm
 from tests.secure_fed.test_packs import CLIP, Sums, check_shares, sums
-from tests.secure_fed.test_per_example import texts, without_dropout
+from tests.secure_fed.test_per_example import without_dropout
 
 CPU = torch.device("cpu")
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    """Texts of 3 to 11 tokens: an encoder of 16 positions has room for virtual tokens too."""
+    rng = np.random.default_rng(3)
+    lengths = [3 + (7 * number) % 9 for number in range(count)]
+    return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": i % 3} for i, n in enumerate(lengths)]
 
 
 TEXTS = texts(12)
@@ -256,7 +269,7 @@ def shares(method: str, model: str, unit: str, dtype: torch.dtype) -> Sums:
     if trained != set(before):  # the rest is loaded, so that all that remains trains
         objective.load(before)
         before = before.select(sorted(trained))
-    return sums(objective, before, texts(6), Collate(0), GROUPS[unit], microbatch=4)
+    return sums(objective, before, texts(6), Collate(0), GROUPS[unit])
 
 
 @pytest.mark.parametrize(("method", "model", "unit"), chosen(SHARES, SOME_SHARES))
@@ -273,6 +286,31 @@ def test_a_units_share_is_its_own_within_the_clip_norm_and_near_that_of_float32(
     for number in range(units):
         apart = norm(less(found([number]), expected([number])))
         assert 0 < apart <= 0.05 * CLIP
+
+
+@dataclass(frozen=True)
+class AllAtOnce:
+    """One pass of all drawn examples, padded to the longest."""
+
+    collate: Any
+
+    def packs(self, entries: Sequence[Entry], clients: Sequence[int]) -> Iterator[Work]:
+        owners = [owner for owner, _ in entries]
+        items = [item for _, item in entries]
+        yield Pack([clients[owner] for owner in owners], items, self.collate, len(items), each=True), owners
+
+
+def test_broken_shares_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes without public shapes would move shares. Rounded to bfloat16 after clipping, a share may be longer than the clip
+    norm, which is why norms and sums are float64.
+    """
+    monkeypatch.setattr(trainings, "Public", lambda objective, collate, *others, **more: AllAtOnce(collate))
+    of = shares("fedlora", "bert", "example", torch.bfloat16)
+    with pytest.raises(AssertionError):
+        check_shares(of, 6, 2)
+    own: Sequence[Any] = [of([number]) for number in range(6)]
+    assert all(norm(one) <= CLIP for one in own)
+    assert any(norm({name: part.bfloat16() for name, part in one.items()}) > CLIP for one in own)
 
 
 def test_float16_is_refused_by_name() -> None:
