@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from privacy.forecast import Possible, Setting, in_turn, recommended
 from privacy.mechanisms import Gaussian
 from privacy.plan import Target
 from secure_fed import Federation
-from secure_fed.commands import budget_methods
 from secure_fed.commands.budget_methods import spaces
 from secure_fed.commands.budget_plan import show_methods
 from secure_fed.config import RunConfig
@@ -39,6 +37,7 @@ NUMBERS = 2 * (6 + 8) + 2 * (8 + 8) + 3 * 9  # the numbers that toys train: rank
 AUTO = {"federation.sampling": "auto", "privacy.noise": "auto", "privacy.correlation": "auto"}
 PRIVATE = {"privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3}
 CLIENT, EXAMPLE = ({"privacy.unit": unit, **PRIVATE} for unit in ("client", "example"))
+QUIET = {"privacy.epsilon": 500.0, "federation.cohort": 4, "federation.rounds": 2}
 STOPS = {**TARGET, "privacy.noise_multiplier": None, "privacy.on_exhausted": "stop"}
 # Rounds that cannot be added up get no momentum.
 SKETCHED = {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 1}
@@ -87,23 +86,18 @@ def settled(settings: dict[str, Any], **more: Any) -> RunConfig:
         ({"federation.sampling": "fixed"}, ("fixed", "central", "none")),
         # Every client has a turn in every round: there are no gaps for correlated noise.
         ({"federation.cohort": 8}, ("schedule", "central", "none")),
+        # Shares are taken where their noise is small, behind masks alone.
+        ({**QUIET, **MASKED}, ("schedule", "distributed", "none")),
+        ({**QUIET, **MASKED, "privacy.noise": "central"}, ("schedule", "central", "banded")),
+        (QUIET, ("schedule", "central", "banded")),
+        (
+            {**MASKED, "privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 4},
+            ("poisson", "distributed", "none"),
+        ),
     ],
 )
 def test_what_is_left_open_is_settled(own: dict[str, Any], found: tuple[str, str, str]) -> None:
     assert way(**own) == found
-
-
-def test_shares_are_taken_where_their_noise_is_small_behind_masks_alone() -> None:
-    quiet = {"privacy.epsilon": 500.0, "federation.cohort": 4, "federation.rounds": 2}
-    assert way(**quiet, **MASKED) == ("schedule", "distributed", "none")
-    assert way(**quiet, **MASKED, **{"privacy.noise": "central"})[1] == "central"
-    assert way(**quiet)[1] != "distributed"
-
-
-def test_what_counts_on_coins_gets_them() -> None:
-    own_coins = {"privacy.noise": "distributed", "privacy.hidden_cohort": True, "federation.cohort": 4}
-    assert way(**own_coins, **MASKED) == ("poisson", "distributed", "none")
-    assert settled({**TARGET, **AUTO}, mechanism=Gaussian).federation.sampling == "poisson"
 
 
 def test_other_units_are_left_alone() -> None:
@@ -237,11 +231,13 @@ def test_what_never_travels_has_no_part_in_the_steps() -> None:
     assert config.federation.server_lr == pytest.approx(0.125 / (math.sqrt(travels / 3) / 2))
 
 
-def test_a_mechanism_of_the_users_bounds_what_it_may() -> None:
-    noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 1.0, "federation.sampling": "poisson"}
-    config = settled({**TARGET, **OPEN, **noise}, mechanism=Gaussian)
+def test_a_mechanism_of_the_users_counts_on_coins_and_bounds_what_it_may() -> None:
+    config = settled(
+        {**TARGET, **OPEN, **AUTO, "privacy.epsilon": None, "privacy.noise_multiplier": 1.0}, mechanism=Gaussian
+    )
     server = config.federation
-    assert (config.privacy.clip_norm, server.server_optimizer, server.server_lr) == (1.0, "mean", 1.0)
+    assert (server.sampling, config.privacy.clip_norm) == ("poisson", 1.0)
+    assert (server.server_optimizer, server.server_lr) == ("mean", 1.0)
 
 
 @every(
@@ -309,9 +305,14 @@ def test_release_spaces_are_counted_on_a_model(
     assert all(f"{row.numbers:,}" in out for row in rows)
 
 
-@pytest.mark.parametrize("task", chosen([task for task in TASKS if task != "classification"], ["causal_lm", "tokens"]))
+@pytest.mark.parametrize("task", chosen([task for task in TASKS if task != "classification"], ["causal_lm"]))
 def test_the_noise_of_every_task_is_measured(
-    task: str, tmp_path: Path, small_model: Path, small_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    task: str,
+    tmp_path: Path,
+    small_model: Path,
+    small_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """For a language model, no head is counted, and chance is that of its vocabulary."""
     monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
@@ -320,28 +321,8 @@ def test_the_noise_of_every_task_is_measured(
     (row,) = spaces(str(model), "model", SETTING, Target(8.0, None, 1e-5), Possible(), task=task)
     assert row.noise_alone is not None
     assert row.noise_alone["start"] is not None
+    show_methods(PlainConsole(), "this", [row])
+    assert "chance" in capsys.readouterr().out
     if task == "causal_lm":
         assert row.numbers == RunConfig().method.rank * (16 + 8), "B of the projections to queries and values"
         assert row.noise_alone["chance"] == pytest.approx(math.log(len(small_tokenizer)), rel=1e-4)
-
-
-@pytest.mark.nightly
-def test_with_weights_the_harm_is_measured_in_place_of_the_length(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three clients at epsilon 8 are called hopeless, with the cohort that would do."""
-    monkeypatch.setattr(catalogue, "METHODS", {"ffa_lora": METHODS["ffa_lora"]})
-    monkeypatch.setattr(budget_methods, "on", lambda *given: itertools.islice(catalogue.on(*given), 1))  # no sketches
-    said, few_clients = list[str](), replace(SETTING, clients=3, cohort=3, rounds=8)
-    (row,) = spaces("builtin/tiny", "model", few_clients, Target(8.0, None, 1e-5), Possible(), said.append)
-    few = row.noise_alone
-    assert few is not None
-    assert (few["hopeless"], few["texts"]) == (True, "made-up texts")
-    assert few["chance"] == pytest.approx(math.log(8))
-    assert few["full"] > 30 * few["start"] > 5 * (few["noised"] - few["start"]), "the server shortens its steps"
-    assert 3 < few["enough"] < 1000
-    assert said
-    show_methods(PlainConsole(), "this", [row])
-    out = capsys.readouterr().out
-    assert f"{few['enough']:,}" in out
-    assert "chance" in out

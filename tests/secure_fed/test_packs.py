@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import default_collate
-from transformers import BertConfig, BertForSequenceClassification
 
 from secure_fed.config import MethodConfig, TrainingConfig
 from secure_fed.errors import ConfigError, ModelError
@@ -33,6 +32,7 @@ from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.example_gradients import one_by_one
 from tests.secure_fed.privately import Landing, Noted, less, norm, train_privately
+from tests.secure_fed.test_per_example import texts, without_dropout
 
 CPU = torch.device("cpu")
 CLIP = 0.05
@@ -46,26 +46,15 @@ def sums(
     items: Sequence[Any],
     collate: Any,
     groups: Sequence[Any] | None = None,
-    microbatch: int | None = None,
 ) -> Sums:
     """A function from the drawn units to the sum of clipped gradients of one step at `before`."""
     ways = Ways()
 
     def of(present: Sequence[int]) -> dict[str, Tensor]:
-        noted = Noted(1.0)
-        train_privately(
-            objective,
-            Job(
-                *(before, list(before), items, collate),
-                *(TrainingConfig(batch_size=2, microbatch=microbatch), 0.1, np.random.default_rng(0)),
-            ),
-            mechanism=noted,
-            clip_norm=CLIP,
-            steps=1,
-            stream=Landing(present),
-            groups=groups,
-            ways=ways,
-        )
+        noted, settings = Noted(1.0), TrainingConfig(batch_size=2)
+        job = Job(before, list(before), items, collate, settings, 0.1, np.random.default_rng(0))
+        private = {"mechanism": noted, "clip_norm": CLIP, "stream": Landing(present), "groups": groups, "ways": ways}
+        train_privately(objective, job, steps=1, **private)
         return noted.sums[0]
 
     return of
@@ -83,30 +72,6 @@ def check_shares(of: Sums, units: int, companies: int) -> None:
             assert norm(less(moved, alone)) < 1e-12 * CLIP
             norms.append(norm(alone))
     assert max(norms) > 0.999 * CLIP
-
-
-def texts(count: int) -> list[dict[str, Any]]:
-    """Texts of 3 to 30 tokens."""
-    rng = np.random.default_rng(3)
-    lengths = [3 + (7 * i) % 28 for i in range(count)]
-    return [{"input_ids": rng.integers(2, small_models.VOCABULARY, n), "labels": i % 3} for i, n in enumerate(lengths)]
-
-
-def adapted(dtype: torch.dtype) -> tuple[Objective, Tensors]:
-    """A small BERT without dropout, and its adapters, all moved away from zero."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(
-        vocab_size=small_models.VOCABULARY, num_labels=3, max_position_embeddings=32, **shape, **dropout
-    )
-    model = BertForSequenceClassification(config).to(dtype)
-    names = build(MethodConfig(rank=2)).prepare(model, small_models.head_of(model), 0)
-    generator = torch.Generator().manual_seed(1)
-    moved = (
-        (n, names.tensor(n).float() + 0.1 * torch.randn(names.tensor(n).shape, generator=generator)) for n in names
-    )
-    return Objective(model, classification.loss, CPU), Tensors(moved)
 
 
 def sizes(objective: Objective) -> list[tuple[int, ...]]:
@@ -145,7 +110,7 @@ def with_room(kind: type[Room], room: int) -> tuple[Objective, Tensors]:
 
     objective = Objective(layers, losses, CPU)
     objective.public = toys.examples(2, 60)
-    return objective, Tensors((n, p.detach().clone()) for n, p in layers.named_parameters())
+    return objective, toys.weights(layers)
 
 
 def test_a_layer_with_room_for_four_examples_is_refused() -> None:
@@ -266,7 +231,7 @@ def linear(loss: Any) -> tuple[Objective, Placed]:
     layer = nn.Linear(6, 3)
     objective = Objective(layer, loss, CPU)
     objective.public = toys.examples(2, 48)
-    return objective, Placed.of(Tensors((n, p.detach()) for n, p in layer.named_parameters()), ["weight"], CPU)
+    return objective, Placed.of(toys.weights(layer), ["weight"], CPU)
 
 
 # On an accelerator passes have one size, which most steps fill.
@@ -316,15 +281,14 @@ def test_a_size_for_which_memory_lacks_is_an_error_and_no_verdict() -> None:
 
 
 def test_an_accelerator_has_fewer_widths() -> None:
-    kinds = Kinds(Collate(0), longest=100, apart=32)
-    widths = [kinds.padded(tokens) for tokens in (1, 31, 32, 64, 95, 96, 100)]
-    shapes = [(one.width, one.above, one.full) for one in widths]
-    few, more, most = (32, 0, False), (64, 31, False), (96, 63, False)
-    assert shapes == [few, few, more, most, most, (100, 95, False), (100, 99, True)]
     objective = Objective(nn.Identity(), classification.loss, CPU)
     assert Kinds.of(objective, Collate(0)).apart == 8
     objective.device = torch.device("cuda")
     assert Kinds.of(objective, Collate(0)).apart == 32
+    kinds = Kinds(Collate(0), longest=100, apart=32)
+    few, more, most = (Padded(width, above, False) for width, above in ((32, 0), (64, 31), (96, 63)))
+    expected = [few, few, more, most, most, Padded(100, 95, False), Padded(100, 99, True)]
+    assert [kinds.padded(tokens) for tokens in (1, 31, 32, 64, 95, 96, 100)] == expected
 
 
 def test_a_kind_is_a_matter_of_the_example_alone() -> None:
@@ -333,7 +297,6 @@ def test_a_kind_is_a_matter_of_the_example_alone() -> None:
     bounds = [(8, 0), (16, 7), (24, 15), (24, 15), (56, 47), (56, 47), (96, 79), (100, 95), (100, 95)]
     assert widths[:-1] == [Padded(width, above, False) for width, above in bounds]
     assert widths[-1] == Padded(100, 99, True), "of the maximum length, so nothing is padded"
-    assert all(a != b for a, b in itertools.pairwise(dict.fromkeys(widths)))
     masked = {"input_ids": [1] * 100, "attention_mask": [1] * 99 + [0], "labels": 0}
     assert kinds(masked) == Padded(100, 99, False)
     assert Collate(0).padded_to(112)([masked])["input_ids"].shape == (1, 112)
@@ -352,10 +315,15 @@ def test_a_collate_whose_shapes_go_by_company_is_refused() -> None:
 
 def test_a_model_is_tried_out_on_nobodys_texts() -> None:
     """The trial reads only the lengths and the column names of the data."""
-    objective, before = adapted(torch.float32)
     seen: list[Tensor] = []
-    taken = objective.loss
-    objective.loss = lambda model, batch: [taken(model, batch), seen.append(batch["input_ids"])][0]  # type: ignore[func-returns-value]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(batch["input_ids"])
+        return classification.loss(model, batch)
+
+    model = without_dropout(small_models.make("bert"))
+    before = build(MethodConfig(rank=2)).prepare(model, small_models.head_of(model), 0)
+    objective = Objective(model, loss, CPU)
     items = [{**item, "input_ids": np.full(len(item["input_ids"]), 3)} for item in texts(6)]
     sums(objective, before, items, Collate(0))([0])
     rows = [row[row != 0] for batch in seen[:-1] for row in batch]
@@ -402,7 +370,7 @@ def test_a_width_that_the_model_has_no_positions_for_is_not_tried() -> None:
     objective = Objective(Nine(), classification.loss, CPU)
     objective.public = items = [{"input_ids": np.full(9, 1 + number), "labels": number % 2} for number in range(4)]
     names = ["head.weight", "head.bias"]
-    placed = Placed.of(Tensors((name, objective.model.get_parameter(name).detach()) for name in names), names, CPU)
+    placed = Placed.of(toys.weights(objective.model).select(names), names, CPU)
     kinds = Kinds.of(objective, Collate(0))
     kind = kinds(items[0])
     assert isinstance(kind, Padded)

@@ -1,4 +1,4 @@
-"""Per-example gradients, also of our own layers, against plain autograd on every example; and which path is taken when."""
+"""Per-example gradients against plain autograd on every example, and which path is taken when."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import default_collate
 
 from secure_fed.config import MethodConfig
-from secure_fed.errors import ConfigError, ModelError
+from secure_fed.errors import ConfigError
 from secure_fed.learning.data.encode import Collate
-from secure_fed.learning.models.adapters.per_example import ExampleWise, NoRuleError
+from secure_fed.learning.models.adapters.per_example import NoRuleError
 from secure_fed.learning.tasks import classification
 from secure_fed.learning.training.common_passes import packing, passes, step_gradients
 from secure_fed.learning.training.common_passes.passes import Found, Pack, Places, found_in, tried
@@ -158,11 +157,6 @@ def test_every_model_with_every_method_takes_a_path_that_is_right(architecture: 
     assert check(model, adapted(model, method), texts()) is path
 
 
-def test_a_plain_module_with_its_own_collate() -> None:
-    model = toys.model()
-    assert check(model, adapted(model, "fra_lora"), numbers(), default_collate) is together
-
-
 # Settings of the adapter, a pattern of the parameters that train beside it, and the path that is taken. DeBERTa's queries and
 # GPT-2's positions have an input without a batch dimension; Llama's norm is a class of its own.
 PATHS: dict[str, tuple[str, dict[str, Any], str, Path]] = {
@@ -179,7 +173,7 @@ PATHS: dict[str, tuple[str, dict[str, Any], str, Path]] = {
 }
 
 
-@pytest.mark.parametrize("case", chosen(PATHS, ["biases", "a norm", "positions", "values alone"]))
+@pytest.mark.parametrize("case", chosen(PATHS, ["biases", "positions"]))
 def test_what_trains_decides_the_path(case: str) -> None:
     architecture, settings, beside, path = PATHS[case]
     model = made(architecture)
@@ -270,9 +264,6 @@ def test_the_global_generator_is_left_alone_and_dropout_comes_back() -> None:
     assert not agree(first, second, 1e-2)
 
 
-# Dropout.
-
-
 def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() -> None:
     """One example five times under dropout: each copy has its own mask in the pass, so each gradient is of its own loss."""
     objective, where = ready(toys.model(dropout=0.5))
@@ -315,7 +306,7 @@ def changed(change: Callable[[Tensor], Tensor], one: bool = False) -> Callable[.
     ],
 )
 def test_broken_passes_are_not_used(broken: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
-    objective, collate, where, items = setting()
+    (objective, where), collate, items = ready(toys.model()), default_collate, numbers()
     expected = one_by_one(objective, collate, where, items)
     assert not tried(objective, [where], items, collate).why_not
     for module in (passes, packing, step_gradients):
@@ -350,66 +341,3 @@ def test_a_batch_that_a_layer_sees_otherwise_is_refused_whenever_it_comes() -> N
     objective, where = ready(made("deberta_v3"), target_modules=("query_proj",))
     with pytest.raises(NoRuleError):
         together(objective, Collate(0), where, texts())
-
-
-class Cubed(ExampleWise):
-    """x -> x + (x W)^3 s, with two parameters that are multiplied with each other."""
-
-    def __init__(self, width: int, shared: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width, width) / 4)
-        self.size = nn.Parameter(torch.randn(width))
-        self.shared = shared
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = x - x.mean(0, keepdim=True) if self.shared else x
-        return x + (inner @ self.weight) ** 3 * self.size
-
-
-class Net(nn.Module):
-    """A `Cubed` layer, used twice between two linear layers."""
-
-    def __init__(self, shared: bool = False) -> None:
-        super().__init__()
-        self.before = nn.Linear(5, 6)
-        self.cubed = Cubed(6, shared)
-        self.after = nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.after(self.cubed(self.cubed(self.before(x).tanh())).mean(1))
-        return scores
-
-
-def setting(shared: bool = False) -> tuple[Objective, Any, Placed, list[Any]]:
-    torch.manual_seed(0)
-    model = Net(shared).double()
-
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
-
-    def collate(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
-
-    items = [(torch.randn(4, 5, dtype=torch.float64), number % 3) for number in range(6)]
-    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    moving = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
-    return Objective(model, loss, CPU), collate, Placed(start, moving, {}), items
-
-
-@pytest.mark.parametrize("times", [1, 3])
-def test_one_pass_gives_what_autograd_gives_example_by_example(times: int) -> None:
-    """At the values of the pass; three times these are the model's own."""
-    objective, collate, placed, items = setting()
-    with torch.no_grad():
-        for parameter in objective.model.parameters():
-            parameter.mul_(times)
-    quick, right = (path(objective, collate, placed, items) for path in (together, one_by_one))
-    assert set(right) >= {"cubed.weight", "cubed.size"}
-    assert_equal(quick, right, 1e-9)
-    assert path_for(objective, collate, placed, items) is together
-
-
-def test_a_layer_that_looks_at_the_batch_breaks_the_promise_and_is_found_out() -> None:
-    objective, collate, placed, items = setting(shared=True)
-    with refused(ModelError):
-        path_for(objective, collate, placed, items)

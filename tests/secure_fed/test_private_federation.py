@@ -44,12 +44,9 @@ def planned(settings: dict[str, Any]) -> Plan:
     return plan
 
 
-# Whole runs.
-
-
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
-def test_every_method_keeps_to_its_target(method: str) -> None:
-    runs = [federation(of(method, {**TARGET, "federation.rounds": 2})).run() for _ in range(2)]
+def test_a_run_keeps_to_its_target() -> None:
+    built = federation(of("fra_lora", {**TARGET, "federation.rounds": 2}))
+    runs = [built.run() for _ in range(2)]
     said = runs[0].summary
     assert 0.99 * 8 < said["epsilon"] <= min(8, said["epsilon_participants"])
     assert (said["unit"], said["releases"], said["rounds"], said["delta"]) == ("client", 2, 2, 1e-3)
@@ -61,9 +58,8 @@ def test_every_method_keeps_to_its_target(method: str) -> None:
     assert not toys.same(runs[0].state.tensors, runs[1].state.tensors), "one seed, and the noise is another"
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_then_ffa"]))
-def test_injected_noise_is_repeatable_and_is_called_what_it_is(method: str) -> None:
-    runs = [federation(of(method, {**TARGET, "method.dropout": 0.5}), seed).run() for seed in (5, 5, 6)]
+def test_injected_noise_is_repeatable_and_is_called_what_it_is() -> None:
+    runs = [federation(of("fra_then_ffa", {**NOISE, "method.dropout": 0.5}), seed).run() for seed in (5, 5, 6)]
     assert toys.same(runs[0].state.tensors, runs[1].state.tensors)
     assert toys.without_time(runs[0].records) == toys.without_time(runs[1].records)
     assert not toys.same(runs[0].state.tensors, runs[2].state.tensors)
@@ -93,16 +89,6 @@ def test_who_takes_part_is_secret_and_without_privacy_seeded() -> None:
     assert cohorts({**secret, "federation.sampling": "fixed"}) != cohorts({**secret, "federation.sampling": "fixed"})
 
 
-def test_a_cohort_of_fixed_size_is_counted_without_replacement() -> None:
-    said = federation({**TARGET, "federation.sampling": "fixed", "federation.rounds": 1}).run().summary
-    assert 0.99 * 8 < said["epsilon"] <= min(8, said["epsilon_participants"])
-    assert "replaced by another" in said["privacy"]["adjacency"]
-    assert "Renyi" in said["privacy"]["accountant"]
-    assert "without replacement" in said["privacy"]["sampling"]
-    poisson = planned({**TARGET, "federation.rounds": 1})
-    assert said["noise_multiplier"] > 1.2 * poisson.noise_multiplier, "who is replaced moves the sum by 2 C"
-
-
 # The means that a method receives.
 
 
@@ -114,40 +100,29 @@ def seed_of_cohort(size: int, clients: int = 3, rate: float = 2 / 3) -> int:
     )
 
 
-@pytest.mark.parametrize(("method", "size"), [("fedlora", 1), ("fra_lora", 2), ("fra_lora", 3)])
+@pytest.mark.parametrize(("method", "size"), [("fedlora", 1), ("fra_lora", 0), ("fra_lora", 3)])
 def test_a_method_sees_the_noised_sum_over_the_expected_size_of_the_cohort(method: str, size: int) -> None:
+    """A cohort of nobody releases noise, and its record tells of no fewer clients."""
     seed, z = seed_of_cohort(size), 1.0
-    seen = one_round(federation(of(method, {**NOISE, "federation.cohort": 2}), seed))
-    sent = [private_toys.dense(reply.contribution) for _, reply in seen.exchanges]
-    total = {name: torch.stack([one[name] for one in sent]).sum(0) for name in sent[0]}
-    noise = private_toys.noise(total, z * C, seed, "sum", 0, "change")
-    mean = {name: (total[name] + noise[name]) / 2 for name in total}
+    built = federation(of(method, {**NOISE, "federation.cohort": 2}), seed)
+    seen = one_round(built)
+    found, sent = private_toys.dense(seen.mean), [private_toys.dense(reply.contribution) for _, reply in seen.exchanges]
+    noise = private_toys.noise(found, z * C, seed, "sum", 0, "change")
+    mean = {name: sum((one[name] for one in sent), noise[name]) / 2 for name in found}
     assert len(sent) == size
-    assert close(private_toys.dense(seen.mean), mean, 2.0**-18 * z * C)
+    assert close(found, mean, 2.0**-18 * z * C)
     assert seen.noise_std == pytest.approx(z * C / 2)
-    assert seen.charged == [(0, "change")]
-
-
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora", "fra_lora"]))
-def test_an_empty_cohort_releases_noise_all_the_same(method: str) -> None:
-    built = federation(of(method, {**NOISE, "method.denoise": "none"} if "fra" in method else NOISE), 3)
-    seen = one_round(built, sampler=private_toys.Nobody(3, 0.5))
-    zeros = {name: torch.zeros(tuple(tensor.shape)) for name, tensor in private_toys.dense(seen.mean).items()}
-    noise = private_toys.noise(zeros, C, 3, "sum", 0, "change")
-    assert (seen.exchanges, seen.charged) == ([], [(0, "change")])
-    assert close(private_toys.dense(seen.mean), {name: tensor / 1.5 for name, tensor in noise.items()}, 1e-6)
+    assert (seen.charged, seen.record["cohort"]) == ([(0, "change")], 2)
     assert not toys.same(seen.after.tensors, built.assembly.initial.tensors)
-    assert seen.record["cohort"] == 2
 
 
 # Contributions of clients.
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fedlora", "fra_lora"]))
-def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
+def test_no_contribution_is_longer_than_the_clip_norm() -> None:
     def sent(clip_norm: float, rounds: int) -> list[float]:
         settings = {**NOISE, "federation.rounds": rounds, "privacy.clip_norm": clip_norm}
-        exchanges = recorded(built := federation(of(method, settings), 1))
+        exchanges = recorded(built := federation(of("fra_lora", settings), 1))
         built.run()
         assert all(reply.weight == 1.0 and math.isnan(reply.loss) for _, reply in exchanges)
         return [norm(private_toys.dense(reply.contribution)) for _, reply in exchanges]
@@ -159,25 +134,19 @@ def test_no_contribution_is_longer_than_the_clip_norm(method: str) -> None:
     assert 0.01 < min(free) <= max(free) < 10, "what is short enough is left as it is"
 
 
-@pytest.mark.parametrize(
-    ("method", "bad"),
-    chosen(itertools.product(toys.METHODS, [math.nan, math.inf]), [("fra_lora", math.nan)]),
-)
-def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(method: str, bad: float) -> None:
+@pytest.mark.parametrize("bad", chosen([math.nan, math.inf], [math.nan]))
+def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(bad: float) -> None:
     poisoned = [toys.examples(1, 5), toys.examples(2, 8), toys.examples(3, 11)]
     for item in poisoned[1]:
         item["x"] = torch.full((6,), bad)
-    exchanges = recorded(built := federation(of(method, NOISE), 4, train=poisoned))
+    exchanges = recorded(built := federation(of("fra_lora", NOISE), 4, train=poisoned))
     result = built.run()
     sent = [(reply.client, norm(private_toys.dense(reply.contribution))) for _, reply in exchanges]
     assert [length for client, length in sent if client == 1] == [0.0, 0.0, 0.0]
     assert all(length > 0 for client, length in sent if client != 1)
-    healthy = federation(of(method, NOISE), 4).run()
+    healthy = federation(of("fra_lora", NOISE), 4).run()
     assert [_public(record) for record in result.records] == [_public(record) for record in healthy.records]
     assert result.state.tensors.is_finite()
-
-
-# Records.
 
 
 def _public(record: dict[str, Any]) -> dict[str, Any]:
@@ -185,11 +154,12 @@ def _public(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in record if name not in ("seconds", "accuracy", "macro_f1", "loss")}
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
-def test_records_do_not_tell_how_many_took_part(method: str) -> None:
+def test_records_do_not_tell_how_many_took_part() -> None:
     records, drawn = [], []
     for size in (0, 1, 3):
-        exchanges = recorded(built := federation(of(method, {**NOISE, "federation.cohort": 2}), seed_of_cohort(size)))
+        exchanges = recorded(
+            built := federation(of("fra_lora", {**NOISE, "federation.cohort": 2}), seed_of_cohort(size))
+        )
         records.append([_public(record) for record in built.run().records])
         drawn.append(sum(request.round == 0 for request, _ in exchanges))
     assert drawn == [0, 1, 3]
@@ -200,20 +170,12 @@ def test_records_do_not_tell_how_many_took_part(method: str) -> None:
     assert told == [(2, [], None)] * 3
 
 
-OTHERWISE: list[dict[str, Any]] = [
-    {"method.personal": ["classifier"]},
-    {"privacy.clip_quantile": 0.5},
-    {"method.rank": 5},
-]
-OTHERWISE += [{name: value for one in OTHERWISE for name, value in one.items()}]
+OTHERWISE = {"method.personal": ["classifier"], "privacy.clip_quantile": 0.5, "method.rank": 5}
 
 
 @pytest.mark.parametrize(
     ("method", "settings"),
-    chosen(
-        itertools.product(toys.METHODS, [{}, *OTHERWISE]),
-        [("fra_then_ffa", OTHERWISE[-1])],
-    ),
+    chosen(itertools.product(toys.METHODS, [{}, OTHERWISE]), [("fra_then_ffa", OTHERWISE)]),
     ids=str,
 )
 def test_where_everybody_takes_part_the_expected_bytes_are_those_that_travelled(
@@ -233,9 +195,8 @@ ADAPTIVE = {**NOISE, "privacy.clip_quantile": 0.5}
 # Local noise.
 
 
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
-def test_what_leaves_a_client_is_noised_and_short_beneath_the_noise(method: str) -> None:
-    exchanges = recorded(built := federation({**LOCAL, "method.name": method, "federation.rounds": 1}, 9))
+def test_what_leaves_a_client_is_noised_and_short_beneath_the_noise() -> None:
+    exchanges = recorded(built := federation({**LOCAL, "method.name": "fra_lora", "federation.rounds": 1}, 9))
     built.run()
     assert len(exchanges) == 3
     for request, reply in exchanges:
@@ -260,14 +221,6 @@ def test_every_client_is_counted_by_itself(tmp_path: Path) -> None:
     assert said["releases"] == max(ledger.charged(ledger.rows()[1].run).values())
     assert said["epsilon"] == said["epsilon_participants"] == accounting.epsilon(accounting.replaced(4.0), 4, 1e-3)
     assert "one client replaced by another" in said["privacy"]["adjacency"]
-
-
-def test_a_target_is_met_by_local_noise_too() -> None:
-    settings = {**LOCAL, "privacy.noise_multiplier": None, "privacy.epsilon": 5.0}
-    said = federation(settings).run().summary
-    assert 0.99 * 5 < said["epsilon"] <= 5
-    central = planned({**settings, "privacy.noise": "central"})
-    assert said["noise_multiplier"] == pytest.approx(2 * central.noise_multiplier, rel=1e-2)
 
 
 def test_the_mean_is_over_those_who_take_part() -> None:
@@ -317,7 +270,11 @@ def test_the_clip_norm_moves_towards_the_quantile(tmp_path: Path, start: float, 
 
 
 def test_the_count_is_noised_with_the_sum_and_moves_the_clip_norm_as_published() -> None:
-    """C' = C exp(-0.2 (b - g)), b from the noised count. The method gets no count, and at least the noise accounted for."""
+    """C' = C exp(-0.2 (b - g)), b from the noised count. The method gets no count, and at least the noise accounted for.
+
+    Adapting costs nothing beside the noise multiplier.
+    """
+    assert planned(ADAPTIVE).epsilon() == planned(NOISE).epsilon()
     seed, z = 11, 1.0
     built = federation(ADAPTIVE, seed)
     seen = one_round(built)
@@ -335,13 +292,6 @@ def test_the_count_is_noised_with_the_sum_and_moves_the_clip_norm_as_published()
         noise = z_vector * C * torch.from_numpy(stream.normal(tuple(mean[name].shape)))
         expected = (torch.stack([one[name] for one in sent]).sum(0) + noise) / 3
         torch.testing.assert_close(mean[name], expected, rtol=0, atol=1e-6)
-
-
-def test_adapting_costs_nothing_beside_the_noise_multiplier() -> None:
-    plain, adaptive = planned(NOISE), planned(ADAPTIVE)
-    assert (plain.releases, plain.noise_multiplier) == (adaptive.releases, adaptive.noise_multiplier)
-    assert plain.epsilon() == adaptive.epsilon()
-    assert plain.epsilon_participants() == adaptive.epsilon_participants()
 
 
 def test_a_diverged_client_counts_as_too_long(tmp_path: Path) -> None:

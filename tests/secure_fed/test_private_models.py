@@ -32,7 +32,6 @@ from secure_fed.learning.training.common_passes.trainings import Ways, train_tog
 from secure_fed.learning.training.local import Job, Placed
 from secure_fed.learning.training.objective import Objective, changed, checksums
 from secure_fed.learning.training.trials import require_uncoupled, short
-from secure_fed.tensors.tensors import Tensors
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, federation
@@ -52,7 +51,7 @@ def with_peft(**settings: Any) -> nn.Module:
 # Models that are refused for their layers.
 
 
-def test_adapters_without_proven_gradients_are_refused() -> None:
+def test_adapters_without_proven_gradients_are_refused_and_others_are_not() -> None:
     for settings in (
         {"target_modules": ["query"], "use_dora": True},
         {"target_modules": ["word_embeddings"]},
@@ -61,17 +60,12 @@ def test_adapters_without_proven_gradients_are_refused() -> None:
         model = with_peft(**settings)
         with refused(MethodError):
             require_supported(model, trainable(model))
+    for proven in ({}, {"use_rslora": True}, {"bias": "lora_only"}, {"modules_to_save": ["classifier"]}):
+        model = with_peft(target_modules=["query", "value"], **proven)
+        require_supported(model, trainable(model))
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"use_rslora": True}, {"bias": "lora_only"}, {"modules_to_save": ["classifier"]}]
-)
-def test_what_is_proven_is_not_refused(settings: dict[str, Any]) -> None:
-    model = with_peft(target_modules=["query", "value"], **settings)
-    require_supported(model, trainable(model))
-
-
-def test_starts_that_read_the_data_are_refused_for_every_unit() -> None:
+def test_starts_that_read_the_data_are_refused_for_every_unit_and_others_are_not() -> None:
     model = with_peft(target_modules=["query"])
     for start in ("eva", "corda", "lora_ga"):
         model.peft_config["default"].init_lora_weights = start  # type: ignore[index, union-attr]
@@ -79,11 +73,8 @@ def test_starts_that_read_the_data_are_refused_for_every_unit() -> None:
             require_data_free_start(model)
         with refused(MethodError):
             require_supported(model, [])
-
-
-@pytest.mark.parametrize("start", [True, False, "gaussian", "pissa", "olora", "orthogonal"])
-def test_starts_without_data_are_not(start: bool | str) -> None:
-    require_data_free_start(with_peft(target_modules=["query"], init_lora_weights=start))
+    for free in (True, False, "gaussian", "pissa", "olora", "orthogonal"):
+        require_data_free_start(with_peft(target_modules=["query"], init_lora_weights=free))
     require_data_free_start(small_models.make("bert"))
 
 
@@ -107,7 +98,7 @@ def why_alone(model: nn.Module, loss: Loss, items: Sequence[Any], collate: Any) 
     """The reason for computing examples one at a time, or "". Raises where the model or its loss is refused."""
     objective = Objective(model, loss, CPU)
     objective.public = items
-    before = Tensors((name, model.get_parameter(name).detach().clone()) for name in trainable(model))
+    before = toys.weights(model).select(trainable(model))
     placed = Placed.of(before, list(before), CPU)
     require_uncoupled(objective, collate, placed, items)
     return tried(objective, [placed], short(objective, collate, placed, items[0], 3), collate).why_not
@@ -235,7 +226,7 @@ def test_a_frozen_tensor_that_only_the_first_pass_changes_is_noticed() -> None:
 
     own, items = ["classifier.weight", "classifier.bias"], texts(3, 5, 9)
     for writes in (False, True):
-        before = Tensors((one, model.get_parameter(one).detach().clone()) for one in [*own, name])
+        before = toys.weights(model).select([*own, name])
         placed, objective = Placed.of(before, own, CPU), Objective(model, classification.loss, CPU)
         if writes:
             model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(shorten)
@@ -253,7 +244,7 @@ def test_clients_that_are_protected_are_not_trained_by_a_model_that_remembers_th
     """A frozen parameter would carry one client's data into the training of the next."""
     model = layers_with(Writes("data", trains=False))
     names = [name for name, one in model.named_parameters() if one.requires_grad or held]
-    before = Tensors((name, model.get_parameter(name).detach().clone()) for name in names)
+    before = toys.weights(model).select(names)
     given = (default_collate, TrainingConfig(steps=1, batch_size=4), 0.1, np.random.default_rng(0))
     jobs = [Job(before, trainable(model), toys.examples(seed, 5), *given) for seed in (1, 2)]
     objective, ways = Objective(model, classified, CPU), Ways()
@@ -317,9 +308,6 @@ def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> No
         return functional.cross_entropy(scores, batch["labels"], reduction="none")
 
     assert "not those of" in why_alone(toys.model(), sly, toys.examples(1, 5), default_collate)
-
-
-# Causal language models.
 
 
 def causal(batch_mean: bool) -> Loss:
@@ -387,51 +375,40 @@ class Listening:
         self.promised, self.before = sentences, self.loss.calls
 
 
-def privately(tmp_path: Path, epsilon: float, loss: Coupled) -> tuple[Federation, Ledger]:
+def privately(tmp_path: Path, settings: dict[str, Any], epsilon: float, **own: Any) -> tuple[Federation, Ledger]:
     """A private federation, and the ledger that it shares, with room for `epsilon`."""
     path = tmp_path / "wards.sqlite"
     book = Ledger.create(path, data_set="wards", epsilon=epsilon, delta=0.9)
-    return federation({**EXAMPLES, "privacy.ledger": str(path)}, loss=loss), book
+    return federation({**settings, "privacy.ledger": str(path)}, **own), book
 
 
 def test_a_ledger_without_room_refuses_before_any_trial(tmp_path: Path) -> None:
     loss = Coupled()
     with pytest.raises(BudgetExhausted):
-        privately(tmp_path, NO_ROOM, loss)[0].run(tmp_path / "run")
+        privately(tmp_path, EXAMPLES, NO_ROOM, loss=loss)[0].run(tmp_path / "run")
     assert loss.calls == 0
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_a_trial_refuses_has_spent_nothing_and_left_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [("example", "one example of one client"), ("client", "a client with everything it has")],
+    ids=["example", "client"],
+)
+def test_a_run_that_a_trial_refuses_has_spent_nothing_and_left_nothing(unit: str, said: str, tmp_path: Path) -> None:
     """The guarantee, its noise and its cost come before any trial."""
     loss = Coupled()
-    (built, book), listening = privately(tmp_path, ROOM, loss), Listening(loss)
+    settings, own = (EXAMPLES, {"loss": loss}) if unit == "example" else (NOISE, {"model": Remembering()})
+    (built, book), listening = privately(tmp_path, settings, ROOM, **own), Listening(loss)
     built.callbacks.append(listening)
     with refused(ModelError):
         built.run(tmp_path / "run")
-    assert (listening.before, loss.calls > 0, book.spent().epsilon) == (0, True, 0)
+    assert (listening.before, loss.calls > 0, book.spent().epsilon) == (0, unit == "example", 0)
     assert not (tmp_path / "run").exists()
     guarantee, noise, cost = listening.promised
-    assert "one example of one client" in guarantee
+    assert said in guarantee
     assert "noise multiplier 1," in noise
     assert "'wards'" in cost
-
-
-def test_a_client_s_run_that_a_trial_refuses_has_spent_nothing(tmp_path: Path) -> None:
-    book = Ledger.create(tmp_path / "wards.sqlite", data_set="wards", epsilon=ROOM, delta=0.9)
-    built = toys.federation({**NOISE, "privacy.ledger": str(tmp_path / "wards.sqlite")}, model=Remembering())
-    with refused(ModelError):
-        built.run(tmp_path / "run")
-    assert book.spent().epsilon == 0
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_run_without_privacy_promises_nothing() -> None:
-    loss = Coupled()
-    built, listening = toys.federation({}, loss=loss), Listening(loss)
-    built.callbacks.append(listening)
-    built.run()
-    assert listening.promised == []
 
 
 def test_a_run_that_cannot_resume_here_is_refused_before_any_trial(tmp_path: Path) -> None:
@@ -441,3 +418,9 @@ def test_a_run_that_cannot_resume_here_is_refused_before_any_trial(tmp_path: Pat
     with refused(RunDirectoryError):
         other.run(tmp_path / "run", resume=True)
     assert loss.calls == 0
+
+
+def test_a_run_without_privacy_promises_nothing() -> None:
+    listening = Listening(Coupled())
+    toys.federation({"federation.rounds": 1}, callbacks=[listening]).run()
+    assert listening.promised == []

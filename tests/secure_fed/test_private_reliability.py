@@ -217,18 +217,6 @@ def test_clients_are_charged_before_they_compute(uninterrupted: Whole, tmp_path:
     assert said["epsilon"] == accounting.epsilon(accounting.replaced(1.0), ROUNDS, 1e-3)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("first", [CHARGED, KEPT])
-def test_killed_while_resuming_and_again_at_every_instant(uninterrupted: Whole, tmp_path: Path, first: int) -> None:
-    for second in range(1, 20, 3):
-        path = tmp_path / f"run-{second}"
-        kill_at(first, run, "central", path)
-        kill_at(second, run, "central", path, resume=True)
-        said = run("central", path, resume=True)
-        assert_same_released(path, uninterrupted["central"])
-        assert ROUNDS <= len(asked(path)) <= charged(path) == said["releases"] <= ROUNDS + 2
-
-
 # In turn, with correlated noise.
 
 
@@ -292,9 +280,6 @@ def test_a_run_in_turn_killed_at_every_instant_and_again_in_the_next_start(point
             keys = NoiseKeys.from_bytes((path / "private" / NOISE_KEY).read_bytes())
             assert keys.starts[0][0] == 0
         require_whole(path)
-
-
-# Without a kill.
 
 
 def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,9 +348,6 @@ def test_a_ledger_changed_since_an_old_copy_or_another_one_is_refused(tmp_path: 
         with refused(LedgerError, hide="[0-9a-f]{8,}") as error:
             federation(NOISE).run(tmp_path / "run", resume=True)
         assert error.value.exit_code == 2
-
-
-# A shared ledger with less room than the plan needs.
 
 
 STOPS = ("run.json:replaced", "budget.json:replaced", f"{RELEASED}:synced", f"{RELEASED}:replaced")

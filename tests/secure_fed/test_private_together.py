@@ -19,11 +19,11 @@ from secure_fed.config import TrainingConfig
 from secure_fed.learning.data.audit_unit import Pointing
 from secure_fed.learning.training.canary_directions import direction, layout_of
 from secure_fed.learning.training.common_passes.packing import Room
-from secure_fed.learning.training.common_passes.passes import Trial
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Job, PrivateSteps, Trained, batch_sampler, members_of
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
+from tests.secure_fed import toys
 from tests.secure_fed.example_gradients import losses_at
 from tests.secure_fed.privately import Landing, Noted, less, norm
 from tests.secure_fed.test_cohort import Setting, adapted, require_equal, toy
@@ -108,11 +108,16 @@ def test_a_unit_moves_its_own_clients_sum_by_at_most_the_clip_norm_and_no_other(
 
 
 def test_whoever_shares_the_passes_a_sum_is_the_clients_own_to_the_bit(clients: Clients) -> None:
+    """Also on another number of threads."""
     drawn: dict[int, Sequence[int]] = {0: [0, 3, 4], 1: [], 2: range(clients.units(2))}
     everybody = clients.sums(drawn)
-    for company in ([0], [1], [2], [0, 1], [2, 0]):
-        found = clients.sums({row: drawn[row] for row in company})
-        assert all(same(found[row], everybody[row]) for row in company)
+    try:
+        for company, threads in (([0], 1), ([1], 1), ([2], 1), ([0, 1], 1), ([2, 0], 3)):
+            torch.set_num_threads(threads)
+            found = clients.sums({row: drawn[row] for row in company})
+            assert all(same(found[row], everybody[row]) for row in company)
+    finally:
+        torch.set_num_threads(1)
     assert norm(everybody[1]) == 0
 
 
@@ -131,9 +136,6 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
     assert [(room.filled, room.rows) for room in rooms] == [(True, 7)] * 2
 
 
-# Whole trainings.
-
-
 def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
     """The job with 2 to 4 noised steps, its own stream, a dummy, and a direction in place of its last text."""
     marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]
@@ -145,23 +147,6 @@ def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[i
 
 def _dummy(row: int) -> Pointing:
     return Pointing({"input_ids": [1], "labels": 0}, f"dummy {row}", 2)
-
-
-def after(clients: Clients, rows: Sequence[int], settings: TrainingConfig = SETTINGS, **own: Any) -> list[bytes]:
-    jobs = clients.jobs(settings)
-    asked = [private(jobs[row], row, groups=clients.groups(row), **own) for row in rows]
-    return [one.after.to_bytes() for one in train_together(clients.setting.objective, asked, clients.ways)]
-
-
-def test_what_a_client_releases_is_its_own_to_the_bit(clients: Clients) -> None:
-    """On any number of threads, whichever clients train with it."""
-    everybody = after(clients, range(3))
-    assert [after(clients, [row])[0] for row in (0, 2)] == everybody[::2]
-    torch.set_num_threads(3)
-    try:
-        assert after(clients, [2, 0]) == [everybody[2], everybody[0]]
-    finally:
-        torch.set_num_threads(1)
 
 
 def oracle(setting: Setting, job: Job) -> Tensors:
@@ -239,20 +224,11 @@ def test_clients_without_examples_and_without_steps_release_nothing(small: Clien
     jobs = small.jobs()
     spent = private(jobs[0], 0, Untouched(bytes(32)), count=0)
     empty = replace(private(jobs[1], 1, Untouched(bytes(32))), examples=[])
-    found = train_together(small.setting.objective, [spent, private(jobs[2], 2), empty], small.ways)
-    assert [one.after.to_bytes() for one in found[::2]] == [
-        job.before.select(job.trainable).to_bytes() for job in (spent, empty)
-    ]
-    assert found[1].after.to_bytes() == after(small, [2])[0]
-
-
-def test_a_model_that_cannot_share_passes_trains_one_client_after_the_other(small: Clients) -> None:
-    """The result is equal up to rounding; each client takes the path of a client that trains alone."""
-    jobs = small.jobs()
-    found = train_together(small.setting.objective, [private(jobs[row], row) for row in range(3)], small.ways)
-    again = [private(job, row) for row, job in enumerate(small.jobs())]
-    forced = Ways({again[0].kind: Trial("as the test has it")})
-    require_equal(train_together(small.setting.objective, again, forced), found)
+    spent_, found, empty_ = train_together(small.setting.objective, [spent, private(jobs[2], 2), empty], small.ways)
+    for one, job in ((spent_, spent), (empty_, empty)):
+        assert toys.same(one.after, job.before.select(job.trainable))
+    (alone,) = train_together(small.setting.objective, [private(small.jobs()[2], 2)], small.ways)
+    assert toys.same(found.after, alone.after)
 
 
 def test_dropout_follows_the_clients_secret_seeds() -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from privacy import accounting
-from privacy.entropy import SeededEntropy, Stream, SystemEntropy
+from privacy.entropy import Stream, SystemEntropy
 from privacy.participation import Poisson
 from secure_fed.errors import DataError, MethodError
 from secure_fed.federation import Federation
@@ -67,21 +67,6 @@ def test_epsilon_is_that_of_the_worst_client_and_just_below_the_target(tmp_path:
     assert "one example" in said["privacy"]["adjacency"]
     assert "NOT PRIVATE" not in said["privacy_statement"]
     assert all(math.isnan(reply.loss) and reply.weight == 1.0 for _, reply in exchanges)
-
-
-@pytest.mark.parametrize("method", chosen(toys.METHODS, ["fra_lora"]))
-def test_every_method_trains_privately(method: str) -> None:
-    rounds = (
-        {"federation.rounds": 2, "method.switch_round": 1} if method == "fra_then_ffa" else {"federation.rounds": 1}
-    )
-    settings = {**Z, "method.name": method, "method.dropout": 0.5, **rounds}
-    one, again, other = (federation(settings, seed).run() for seed in (4, 4, None))
-    assert toys.same(one.state.tensors, again.state.tensors)
-    assert toys.without_time(one.records) == toys.without_time(again.records)
-    assert one.summary["privacy_statement"].startswith("NOT PRIVATE")
-    assert not toys.same(one.state.tensors, other.state.tensors)
-    assert other.summary["releases"] == 2 * rounds["federation.rounds"]
-    assert {record["train_loss"] for record in other.records} == {None}
 
 
 def spent(built: Federation, path: Path) -> tuple[Result, list[list[float]], list[tuple[str, int]]]:
@@ -190,20 +175,6 @@ def test_groups_are_the_units(small_model: Path, persons: Path) -> None:
     fewer = of_persons(small_model, persons, data__client="label")
     assert fewer.assembly.problem.units == [12, 12], "twenty-four notes, two of each patient's"
     assert fewer.assembly.protection.plan.sampling_rate == pytest.approx(4 / 12)  # type: ignore[union-attr]
-
-
-@pytest.mark.nightly
-def test_persons_of_many_sites_train_together_as_one_site_after_the_other(small_model: Path, persons: Path) -> None:
-    """The results are equal to the bit: passes, coins and noise are the same."""
-
-    def trained(together: int) -> Tensors:
-        more = {"training__together": together, "training__batch_size": 3, "training__microbatch": None}
-        built = Federation(of_persons(small_model, persons, **more).config, entropy=SeededEntropy(3))
-        for module in built.assembly.objective.modules():
-            module.p = module.dropout_prob = 0.0  # type: ignore[assignment]  # dropout off: shared passes draw it in another order
-        return built.run().state.tensors
-
-    assert toys.same(trained(8), trained(1))
 
 
 def test_a_column_of_persons_has_to_be_there(small_model: Path, persons: Path) -> None:

@@ -17,16 +17,15 @@ from torch.utils.data import default_collate
 
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
-from secure_fed.commands import cli
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError, RunDirectoryError
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, partition, sources
 from secure_fed.learning.data.rows import Rows
 from secure_fed.runs.budget import unit_name
-from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
+from tests.secure_fed.conftest import Ran
 from tests.secure_fed.private_toys import EXAMPLE, NOISE, charges, federation
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
@@ -143,14 +142,6 @@ def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
     assert everything(tmp_path) == before
 
 
-def test_a_ledger_that_is_missing_is_no_fresh_budget(tmp_path: Path) -> None:
-    missing = {**Z, "privacy.ledger": str(tmp_path / "new.sqlite"), "privacy.data_set": "wards"}
-    with refused(LedgerError) as error:
-        federation(missing).run(tmp_path / "run")
-    assert error.value.exit_code == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) -> None:
     """Naming the data set does not help: it declares equal rows, not the unit that an epsilon protects."""
     settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None, of=ONE) | {"privacy.data_set": "wards"}
@@ -204,29 +195,6 @@ def test_objects_without_content_need_a_name_for_their_unit(tmp_path: Path) -> N
         federation({**settings, "privacy.unit_name": "patient"}, **own).run(tmp_path / name)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("unit", chosen(["client", "example"], ["client"]))
-def test_runs_of_several_seeds_share_a_ledger_though_each_holds_out_other_rows(
-    small_model: Path, tmp_path: Path, unit: str
-) -> None:
-    Ledger.create(tmp_path / "ward.sqlite", data_set="ward", epsilon=None, delta=None)
-    words = ("bad", "good", "fine", "poor")
-    rows = [{"text": f"{words[n % 4]} {n}", "label": "ab"[n % 2], "site": f"s{n % 6}"} for n in range(60)]
-    (tmp_path / "ward.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = {
-        **{"model.name": small_model, "data.train": tmp_path / "ward.jsonl", "data.client": "site"},
-        **{"data.test_fraction": 0.4, "method.rank": 2, "federation.rounds": 1, "training.steps": 1},
-        **{"privacy.unit": unit, "privacy.noise_multiplier": 1.0, "privacy.delta": 1e-3},
-        **{"privacy.ledger": tmp_path / "ward.sqlite", "privacy.ledger_heads": tmp_path / "heads.sqlite"},
-    }
-    (tmp_path / "run.toml").write_text('[method]\nname = "fedlora"\n')
-    sets = [f"--set={name}={value}" for name, value in settings.items()]
-    assert cli.main(["compare", str(tmp_path / "run.toml"), "--seeds=0,1", f"--out={tmp_path / 'out'}", *sets]) == 0
-    ledger = Ledger.open(tmp_path / "ward.sqlite")
-    assert len({row.run for row in ledger.rows() if row.kind == "reserve"}) == 2
-    assert len(ledger.units.used) == 1
-
-
 def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path: Path) -> None:
     heads = tmp_path / "elsewhere" / "heads.sqlite"
     settings = made(tmp_path / "wards.sqlite", of=ONE) | {"privacy.ledger_heads": str(heads)}
@@ -241,9 +209,6 @@ def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path
     assert everything(tmp_path) == before
     other = {**settings, "privacy.ledger_heads": str(tmp_path / "other.sqlite")}
     federation(other).run(tmp_path / "third")  # a file of heads that has never seen the ledger cannot tell
-
-
-# Stopping when the budget is spent.
 
 
 def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
@@ -261,62 +226,36 @@ def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
         federation({**settings, "federation.rounds": 6}).run(tmp_path / "second")
 
 
-def test_a_run_may_stop_at_its_own_limit(tmp_path: Path) -> None:
-    settings = {**Z, "privacy.epsilon": 8.0, "privacy.on_exhausted": "stop", "federation.rounds": 6}
-    said = federation(settings).run(tmp_path / "run").summary
-    assert (said["rounds"], said["releases"]) == (3, 3)
-    assert said["epsilon"] == pytest.approx(EPSILON)
-    assert said["ended_early"]
-
-
-# On the command line.
-
-
-@pytest.fixture
-def train(small_model: Path, small_data: Path, tmp_path: Path) -> Any:
-    """A function that runs `secure-fed train` for six sites and one short round, with these settings."""
-
-    def run(*settings: str, out: str = "run") -> int:
-        usual = {
-            **{"model.name": small_model, "data.train": small_data / "train.jsonl", "data.client": "site"},
-            **{"data.test": small_data / "test.jsonl", "federation.rounds": 1, "federation.cohort": 6},
-            **{"training.steps": 1, "privacy.unit": "client", "privacy.noise_multiplier": 0.9, "privacy.delta": 1e-3},
-            "privacy.ledger": tmp_path / "sites.sqlite",
-        }
-        sets = [f"--set={text}" for text in (*(f"{name}={value}" for name, value in usual.items()), *settings)]
-        return cli.main(["train", "--json", "--out", str(tmp_path / out), *sets])
-
-    return run
-
-
 @pytest.mark.slow
-def test_exit_codes_and_what_is_left(
-    train: Any, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def last() -> str:
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith("secure-fed: ")
-        return line
+def test_exit_codes_and_what_is_left(ran: Ran, small_model: Path, small_data: Path, tmp_path: Path) -> None:
+    """Six sites train for one short round, or are refused and leave no file behind."""
+    usual = {
+        **{"model.name": small_model, "data.train": small_data / "train.jsonl", "data.client": "site"},
+        **{"data.test": small_data / "test.jsonl", "federation.rounds": 1, "federation.cohort": 6},
+        **{"training.steps": 1, "privacy.unit": "client", "privacy.noise_multiplier": 0.9, "privacy.delta": 1e-3},
+        "privacy.ledger": tmp_path / "sites.sqlite",
+    }
 
-    assert train() == 2
-    assert "there is no ledger" in last()
-    assert list(tmp_path.iterdir()) == []
+    def train(out: str = "run", **more: object) -> tuple[int, str, str]:
+        settings = usual | {name.replace("__", "."): value for name, value in more.items()}
+        sets = [f"--set={name}={value}" for name, value in settings.items()]
+        return ran("train", "--json", "--out", tmp_path / out, *sets)
+
+    def refuses(status: int, words: str, **more: object) -> None:
+        before = everything(tmp_path)
+        ended, _, error = train("second", **more)
+        assert (ended, words in error.splitlines()[-1]) == (status, True), error
+        assert everything(tmp_path) == before
+
+    refuses(2, "there is no ledger")
     Ledger.create(tmp_path / "sites.sqlite", data_set="clinics", epsilon=5.0, delta=0.01)
-    assert train() == 0
-    said = json.loads(capsys.readouterr().out)
-    assert 5 / 2 < said["epsilon"] == said["epsilon_cumulative"] < 5
-    before = everything(tmp_path)
-    assert train(out="second") == 3
-    assert "has spent epsilon" in last()
-    assert everything(tmp_path) == before
-    assert train("privacy.data_set=wards", out="second") == 2
-    assert "is the ledger of data set" in last()
-    assert train(f"data.train={small_data / 'test.jsonl'}", out="second") == 2
-    assert "no reservation for the data of run" in last()
-    assert everything(tmp_path) == before
-    assert train("privacy.epsilon=1", "privacy.ledger=", out="second") == 3
-    assert "above privacy.epsilon = 1" in last()
-    assert everything(tmp_path) == before
+    status, out, _ = train()
+    assert status == 0
+    assert 5 / 2 < json.loads(out)["epsilon"] == json.loads(out)["epsilon_cumulative"] < 5
+    refuses(3, "has spent epsilon")
+    refuses(2, "is the ledger of data set", privacy__data_set="wards")
+    refuses(2, "no reservation for the data of run", data__train=small_data / "test.jsonl")
+    refuses(3, "above privacy.epsilon = 1", privacy__epsilon=1, privacy__ledger="")
 
 
 # Few texts and few units, so that equal divisions are common.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from dp_accounting import get_epsilon_gaussian
@@ -331,25 +329,6 @@ def test_without_its_data_a_client_moves_its_own_rounds_by_the_clip_norm_and_no_
     assert all(far == 0.0 for far, mine in zip(moved, own, strict=True) if not mine)
 
 
-def test_a_vanished_client_leaves_its_place_empty_and_the_divisor_alone() -> None:
-    built = federation(IN_TURN, 3)
-    server = built.assembly.server
-    state, plan = built.assembly.initial, server.plan(built.assembly.initial)
-    asked = server.request(state, plan, "change", private_toys.LR, {})
-    cohort, layout = server.draw(0), server.layout(state, "change")
-    assert built.assembly.attendance is not None
-    released = []
-    for some in (cohort, cohort[:1], []):
-        built.assembly.attendance.begin(None)
-        intake = server.gather(some, asked, layout, built.assembly.transport)
-        released.append(server.release(intake, state, "change"))
-    both, one, none = ({name: part.double() for name, part in mean.dense().parts().items()} for mean in released)
-    noise = private_toys.noise(none, CLIP, 3, "sum", 0, "change")
-    assert all(torch.allclose(none[name], noise[name] / 2, atol=1e-6) for name in noise)
-    apart = math.sqrt(sum(float((both[name] - one[name]).square().sum()) for name in both))
-    assert 0 < apart <= CLIP / 2
-
-
 def test_what_a_round_sends_tells_nothing_of_what_clients_trained() -> None:
     """A client whose training diverged sends zeros, which have the same size in the record as any other factors."""
     asked_for = {**IN_TURN, "method.name": "fra_lora", "federation.rounds": 2}
@@ -437,6 +416,3 @@ def test_a_shared_ledger_with_room_for_fewer_rounds_shortens_a_correlated_run(
 def test_a_setting_makes_the_order() -> None:
     sampler = cohort_sampler(toys.config({"federation.sampling": "schedule", "federation.cohort": 3}), 9, [2, 4])
     assert sampler == PublicOrder(9, 3, (2, 4), 0)
-    gaps = [later - earlier for earlier, later in pairwise(t for t in range(40) if sampler.has_turn(5, t))]
-    assert min(gaps) >= sampler.gap == 3
-    assert np.mean(gaps) == pytest.approx(11 / 3, rel=0.05)

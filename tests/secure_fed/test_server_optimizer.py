@@ -19,7 +19,6 @@ from privacy.correlation import INDEPENDENT, Correlation, square_root
 from privacy.denoise import shrunk
 from privacy.entropy import SeededEntropy
 from secure_fed import RunConfig
-from secure_fed.config import FederationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.federation import Federation
 from secure_fed.learning.models.adapters.lora import Pair, pairs
@@ -48,14 +47,6 @@ def steps_of(optimizer: ServerOptimizer) -> list[np.ndarray]:
         stepped, memory = optimizer.step(means, memory)
         steps.append(stepped["change"].tensor("w").numpy())
     return steps
-
-
-@pytest.mark.parametrize(("kind", "lr"), [("mean", 1.0), ("momentum", 1.0), ("adam", 0.01)])
-def test_a_rate_that_is_left_open_goes_by_the_optimizer(kind: str, lr: float) -> None:
-    """Adam moves each number by about its learning rate, whatever the clients send: a rate of 1 destroys any model."""
-    federation = toys.federation({"federation.server_optimizer": kind})
-    assert federation.config.federation.server_lr == federation.assembly.server.optimizer.lr == lr
-    assert ServerOptimizer.of(FederationConfig(server_optimizer=kind, server_lr=0.3)).lr == 0.3
 
 
 def test_mean_applies_the_mean_change_and_at_rate_one_hands_on_the_very_tensors() -> None:

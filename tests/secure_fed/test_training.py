@@ -33,35 +33,31 @@ def objective(model: nn.Module | None = None, loss: Any = classification.loss) -
     return Objective(model or toys.model(), loss, CPU)
 
 
-def weights(model: nn.Module) -> Tensors:
-    return Tensors((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
-
-
-def trained(
-    target: Objective,
-    settings: TrainingConfig,
-    *,
-    trainable: Sequence[str] | None = None,
-    seed: int = 0,
-    count: int = 7,
-) -> tuple[Tensors, Tensors, float]:
-    before = weights(target.model)
-    names = list(before) if trainable is None else trainable
-    examples = toys.examples(1, count)
-    done = train(target, Job(before, names, examples, default_collate, settings, LR, np.random.default_rng(seed)))
+def trained(target: Objective, settings: TrainingConfig, **own: Any) -> tuple[Tensors, Tensors, float]:
+    """(the tensors before, after, the loss). own: parameters of `job_of`."""
+    before = toys.weights(target.model)
+    done = train(target, job_of(before, toys.examples(1, 7), settings, **own))
     return before, done.after, done.loss
 
 
-def job_of(start: Tensors, examples: Any, settings: TrainingConfig, lr: float = LR, trainable: Any = None) -> Job:
+def job_of(
+    start: Tensors,
+    examples: Any,
+    settings: TrainingConfig,
+    lr: float = LR,
+    trainable: Any = None,
+    seed: int = 0,
+    **own: Any,
+) -> Job:
     names = list(start) if trainable is None else trainable
-    return Job(start, names, examples, default_collate, settings, lr, np.random.default_rng(0))
+    return Job(start, names, examples, default_collate, settings, lr, np.random.default_rng(seed), **own)
 
 
-def by_hand(optimizer_of: Any, steps: int, count: int = 7, mu: float = 0.0) -> Tensors:
+def by_hand(optimizer_of: Any, steps: int, mu: float) -> Tensors:
     """The tensors after training on full batches in plain torch."""
     model = toys.model()
-    start = weights(model)
-    batch = default_collate(toys.examples(1, count))
+    start = toys.weights(model)
+    batch = default_collate(toys.examples(1, 7))
     optimizer = optimizer_of(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
@@ -70,40 +66,13 @@ def by_hand(optimizer_of: Any, steps: int, count: int = 7, mu: float = 0.0) -> T
             loss = loss + mu / 2 * (parameter - start.tensor(name)).pow(2).sum()
         loss.backward()
         optimizer.step()
-    return weights(model)
+    return toys.weights(model)
 
 
 def assert_close(left: Tensors, right: Tensors, tolerance: float = 2e-6) -> None:
     assert set(left) == set(right)
     for name in left:
         torch.testing.assert_close(left.tensor(name), right.tensor(name), rtol=0, atol=tolerance)
-
-
-# Objective.holding: losses as a function of tensors and a batch.
-
-
-def test_losses_and_gradients_are_the_models_own() -> None:
-    model, batch = toys.model(), default_collate(toys.examples(1, 5))
-    changed = {name: (1.5 * tensor).requires_grad_() for name, tensor in weights(model).items()}
-    found = losses_at(objective(model), changed, batch)
-    found.mean().backward()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(changed[name])
-    expected = nn.functional.cross_entropy(model(batch["x"]), batch["labels"], reduction="none")
-    torch.testing.assert_close(found, expected)
-    expected.mean().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(changed[name].grad, parameter.grad)
-
-
-def test_tensors_not_named_keep_the_models_values_and_the_model_stays() -> None:
-    model, batch = toys.model(), default_collate(toys.examples(1, 5))
-    before = weights(model)
-    losses = losses_at(objective(model), {"classifier.bias": torch.zeros(3)}, batch)
-    scores = model(batch["x"]) - model.classifier.bias
-    torch.testing.assert_close(losses, nn.functional.cross_entropy(scores, batch["labels"], reduction="none"))
-    assert toys.same(weights(model), before)
 
 
 def test_a_block_that_fails_gives_the_model_its_parameters_back() -> None:
@@ -115,7 +84,7 @@ def test_a_block_that_fails_gives_the_model_its_parameters_back() -> None:
 
 
 def test_a_half_precision_model_trains_float32_tensors() -> None:
-    start, target = weights(toys.model()), objective(toys.model().bfloat16(), _bfloat16_loss)
+    start, target = toys.weights(toys.model()), objective(toys.model().bfloat16(), _bfloat16_loss)
     done = train(target, job_of(start, toys.examples(1, 7), TrainingConfig()))
     assert {tensor.dtype for tensor in done.after.parts().values()} == {torch.float32}
     assert done.after.is_finite()
@@ -172,11 +141,12 @@ def sgd(momentum: float, weight_decay: float) -> Any:
         ({"optimizer": "sgd", "weight_decay": 0.3}, sgd(0.0, 0.3)),
         ({}, lambda parameters: torch.optim.AdamW(parameters, LR, weight_decay=0.0)),
         ({"weight_decay": 0.3}, lambda parameters: torch.optim.AdamW(parameters, LR, weight_decay=0.3)),
+        ({"optimizer": "sgd", "proximal": 0.7}, sgd(0.0, 0.0)),
     ],
 )
 def test_three_steps_are_those_of_torch(settings: dict[str, Any], optimizer_of: Any) -> None:
     _, after, _ = trained(objective(), TrainingConfig(steps=3, batch_size=7, **settings))
-    assert_close(after, by_hand(optimizer_of, 3))
+    assert_close(after, by_hand(optimizer_of, 3, settings.get("proximal", 0.0)))
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -198,18 +168,8 @@ def test_a_head_factor_is_a_rate_of_the_heads_own_and_a_rate_that_falls_is_set_a
         made.zero_grad()
         nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
         made.step()
-    before, rng = weights(target.model), np.random.default_rng(0)
-    job = Job(before, list(before), toys.examples(1, 7), default_collate, settings, LR, rng, last=head, falling=falling)
-    assert_close(train(target, job).after, weights(model))
+    assert_close(trained(target, settings, last=head, falling=falling)[1], toys.weights(model))
     assert falling.as_long(4) == pytest.approx(sum(rates) / LR)
-
-
-def test_fedprox_is_the_formulas_gradient() -> None:
-    settings = TrainingConfig(steps=3, batch_size=7, optimizer="sgd", proximal=0.7)
-    _, after, _ = trained(objective(), settings)
-    assert_close(after, by_hand(sgd(0.0, 0.0), 3, mu=0.7))
-    _, without, _ = trained(objective(), TrainingConfig(steps=3, batch_size=7, optimizer="sgd"))
-    assert (after - without).norm() > 1e-3
 
 
 def test_proximity_is_no_part_of_the_loss_told() -> None:
@@ -280,7 +240,7 @@ def test_epochs_and_steps_are_counted(settings: dict[str, int], batches: int) ->
         return classification.loss(model, batch)
 
     target, items = objective(loss=loss), Counting(toys.examples(1, 10))
-    start, chosen = weights(target.model), TrainingConfig(batch_size=4, **settings)
+    start, chosen = toys.weights(target.model), TrainingConfig(batch_size=4, **settings)
     train(target, job_of(start, items, chosen))
     assert len(seen) == batches
     assert sum(seen) == len(items.read)
@@ -292,7 +252,7 @@ def test_epochs_and_steps_are_counted(settings: dict[str, int], batches: int) ->
 
 def test_nobodys_examples_change_nothing() -> None:
     target = objective()
-    start = weights(target.model)
+    start = toys.weights(target.model)
     for settings in (TrainingConfig(), TrainingConfig(steps=3)):
         done = train(target, job_of(start, [], settings))
         assert toys.same(done.after, start)
@@ -304,19 +264,16 @@ def test_only_what_is_trainable_moves_and_nothing_given_is_changed() -> None:
     before, after, _ = trained(target, TrainingConfig(), trainable=["value.weight", "classifier.bias"])
     assert set(after) == {"value.weight", "classifier.bias"}
     assert all(not torch.equal(after.tensor(name), before.tensor(name)) for name in after)
-    assert toys.same(before, weights(toys.model()))
-    assert toys.same(weights(target.model), before)
+    assert toys.same(before, toys.weights(toys.model()))
+    assert toys.same(toys.weights(target.model), before)
     assert all(parameter.grad is None for parameter in target.model.parameters())
 
 
 def test_loss_told_is_the_mean_over_examples_not_over_batches() -> None:
-    frozen = TrainingConfig(batch_size=4)
     target = objective()
-    start = weights(target.model)
-    examples = toys.examples(1, 7)
-    done = train(target, job_of(start, examples, frozen, 1e-12, ["value.bias"]))
-    expected = losses_at(target, dict(start), default_collate(examples)).mean()
-    assert done.loss == pytest.approx(float(expected.detach()), rel=1e-5)
+    start, _, loss = trained(target, TrainingConfig(batch_size=4), lr=1e-12, trainable=["value.bias"])
+    expected = losses_at(target, dict(start), default_collate(toys.examples(1, 7))).mean()
+    assert loss == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 # Randomness.
@@ -361,7 +318,7 @@ def test_dropout_differs_from_step_to_step() -> None:
 def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
     """A state read from a file is contiguous; the state that was written need not be."""
     target, settings = objective(), TrainingConfig(batch_size=3)
-    straight = weights(target.model)
+    straight = toys.weights(target.model)
     askew = Tensors((name, t.T.contiguous().T if t.ndim == 2 else t) for name, t in straight.parts().items())
     done = [train(target, job_of(start, toys.examples(1, 7), settings)) for start in (straight, askew)]
     assert toys.same(done[0].after, done[1].after)
@@ -376,7 +333,7 @@ def test_the_gpus_generator_is_left_alone_and_decides_nothing() -> None:
         model = toys.model(dropout=0.4).to(device)  # seeds every generator
         torch.cuda.manual_seed(disturbance)
         state = torch.cuda.get_rng_state(device)
-        start = Tensors((name, parameter.cpu()) for name, parameter in weights(model).items())
+        start = Tensors((name, parameter.cpu()) for name, parameter in toys.weights(model).items())
         target = Objective(model, classification.loss, device)
         runs.append(train(target, job_of(start, toys.examples(1, 7), TrainingConfig())))
         assert torch.equal(torch.cuda.get_rng_state(device), state)
@@ -416,18 +373,16 @@ def test_within_a_round_the_rate_keeps_to_its_schedule_and_never_rises() -> None
 
 def test_a_client_trains_at_the_rate_as_it_falls_in_the_round_that_is_asked_for() -> None:
     built = toys.federation({"training.lr_schedule": "linear", "training.steps": 2, "federation.rounds": 3})
-    client, server = built.assembly.clients[0], built.assembly.server
+    client, server, training = built.assembly.clients[0], built.assembly.server, built.assembly.config.training
     state = replace(built.assembly.initial, round=2)
     plan = server.plan(state)
-    training = built.assembly.config.training
     request = server.request(state, plan, plan.passes[0], scheduled_lr(training, 2, 3), {})
-    found = client.handle(request).contribution
-    setup = built.assembly.clients[0]._setup
-    job = setup.job(state.tensors, request, client.examples, client._rng(2))
+    job = client.job(request)
+    assert job is not None
     assert job.falling == Falling(training, 2, 3)
     assert [job.share(step) for step in range(2)] == pytest.approx([1, 0.5])
-    moved = train(setup.objective, job).after - state.tensors.select(job.trainable)
-    assert toys.same(found, moved)
+    moved = train(built.assembly.objective, job).after - state.tensors.select(job.trainable)
+    assert toys.same(client.handle(request).contribution, moved)
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

@@ -84,6 +84,11 @@ def model(seed: int = 0, dropout: float = 0.0) -> Toy:
         return Toy(dropout)
 
 
+def weights(model: nn.Module) -> Tensors:
+    """Copies of the parameters."""
+    return Tensors((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
+
+
 def examples(seed: int, count: int) -> list[Item]:
     x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
     return [{"x": row, "labels": int(row[:3].argmax())} for row in x]
