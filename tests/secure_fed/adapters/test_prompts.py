@@ -172,6 +172,7 @@ def test_no_positions_left() -> None:
         ("bert", PromptTokens(16)),
         ("roberta", PromptTokens(19)),
         ("bert", PromptTokens(3, max_length=14)),
+        ("bert", Prefix(16)),
     ):
         with refused(MethodError):
             adapter.inject(small_models.make(architecture), [], 0)
@@ -179,10 +180,18 @@ def test_no_positions_left() -> None:
         PromptTokens(3, max_length=longest).inject(small_models.make("bert"), [], 0)
 
 
-@pytest.mark.parametrize(("architecture", "limit"), [("bert", 16), ("roberta", 19), ("gpt2", 16)])
-def test_a_text_that_is_too_long_is_named(architecture: str, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "adapter", "limit"),
+    [
+        *(("bert", kind(5), 16) for kind in (PromptTokens, Prefix)),
+        ("roberta", PromptTokens(5), 19),
+        ("gpt2", PromptTokens(5), 16),
+    ],
+    ids=["bert", "bert, prefix", "roberta", "gpt2"],
+)
+def test_a_text_that_is_too_long_is_named(architecture: str, adapter: Any, limit: int) -> None:
     model = small_models.make(architecture)
-    PromptTokens(5).inject(model, [], 0)
+    adapter.inject(model, [], 0)
     model(input_ids=torch.ones(1, limit - 5, dtype=torch.long))
     with refused(MethodError):
         model(input_ids=torch.ones(1, limit - 4, dtype=torch.long))
@@ -275,12 +284,3 @@ def test_models_without_a_cache_are_refused(architecture: str) -> None:
     with refused(MethodError):
         Prefix(3).inject(model, [], 0)
     assert not any("prefix" in name for name, _ in model.named_parameters())
-
-
-def test_a_prefix_that_leaves_no_room_is_refused() -> None:
-    with refused(MethodError):
-        Prefix(16).inject(small_models.make("bert"), [], 0)
-    model: Any = small_models.make("bert")
-    Prefix(5).inject(model, [], 0)
-    with refused(MethodError):
-        model(input_ids=torch.ones(1, 12, dtype=torch.long))

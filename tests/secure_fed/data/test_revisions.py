@@ -14,7 +14,6 @@ from huggingface_hub import constants
 from huggingface_hub.errors import RevisionNotFoundError
 
 from secure_fed.commands import train
-from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.learning import problem, tasks
@@ -118,13 +117,6 @@ def test_a_revision_that_the_hub_lacks_is_refused(kind: str, monkeypatch: pytest
     unknown = RunConfig.from_dict({kind: {"name": "somebody/mine", "revision": "v8"}})
     with refused(ModelError, "model.name") if kind == "model" else nullcontext():  # of data loading will tell
         train.check_ahead(unknown)
-
-
-def test_the_command_says_so_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    chosen = ["--set", "model.name=somebody/mine", "--set", "model.revision=v9"]
-    assert main(["train", *chosen, "--out", str(tmp_path / "run")]) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
-    assert not (tmp_path / "run").exists()
 
 
 def test_one_split_for_training_and_test_is_warned_of(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from protocols.keys import Identity
 from secure_fed.config import RunConfig
 from secure_fed.deployment.charter import Charter, CharterError, Member, fingerprint
 from secure_fed.deployment.policy import Policy, PolicyError, objections, require
+from secure_fed.errors import ConfigError
 from tests.cells import every
 
 COORDINATOR = Identity.new()
@@ -27,28 +28,25 @@ def test_a_signed_charter_reads_back() -> None:
     assert CHARTER.number(MEMBERS[1].identity) == 1
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("evaluation.audit_fraction", 1.0),
-        ("evaluation.audit_fraction", None),
-        ("federation.vanishing", 0.1),
-        ("federation.sampling", "poisson"),
-        ("evaluation.per_client", True),
-    ],
-)
-def test_a_charter_of_a_federation_that_nodes_cannot_run_is_refused(setting: str, value: Any) -> None:
-    """A coordinator that lies may sign one: founding refuses these settings, too."""
-    with pytest.raises(CharterError, match=f"cannot be used: {setting} = "):
-        replace(CHARTER, config=CHARTER.config.replace({tuple(setting.split(".")): value}))
-
-
-def test_a_charter_that_plans_fewer_rounds_than_it_states_is_refused() -> None:
+def test_a_charter_of_a_federation_that_nodes_cannot_run_is_refused() -> None:
+    """A coordinator that lies may sign one. Founding refuses the same settings: `test_home.py` has all of them."""
     private = {("privacy", "unit"): "client", ("privacy", "epsilon"): 8.0, ("privacy", "noise_multiplier"): 1.0}
     config = CHARTER.config.replace(private)
     assert replace(CHARTER, config=config).config == config
-    with pytest.raises(CharterError, match=r"cannot be used: privacy\.on_exhausted = "):
-        replace(CHARTER, config=config.replace({("privacy", "on_exhausted"): "stop"}))
+    wrong = {"evaluation.audit_fraction": None, "federation.sampling": "poisson", "privacy.on_exhausted": "stop"}
+    for setting, value in wrong.items():
+        with pytest.raises(CharterError, match=f"cannot be used: {setting} = "):
+            replace(CHARTER, config=config.replace({tuple(setting.split(".")): value}))
+
+
+def test_no_setting_of_a_charter_names_a_nodes_function() -> None:
+    for section in json.loads(CHARTER.text)["config"]:
+        with pytest.raises(ConfigError):
+            RunConfig.from_dict({section: {"local": "mine.py:train"}})
+        named = json.loads(CHARTER.text)
+        named["config"][section]["local"] = "mine.py:train"
+        with pytest.raises(CharterError, match="local"):
+            Charter.verified(json.dumps({"charter": named, "signature": ""}).encode())
 
 
 CHANGES: dict[str, Any] = {

@@ -129,12 +129,16 @@ def test_a_node_is_not_made_of_data_without_an_example(tmp_path: Path, name: str
     assert not (tmp_path / "new").exists()
 
 
-def test_a_replaced_key_is_new_and_the_old_one_stays(node: Path) -> None:
-    old = Home.load(node).identity.public
-    replaced = home.replace_key(node)
-    assert replaced.identity.public != old
-    assert home.read_card(node / home.CARD).identity == replaced.identity.public
-    assert len(list(node.glob(f"{home.IDENTITY}.*"))) == 1
+def test_a_replaced_key_is_new_and_no_old_one_is_overwritten(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home.time, "strftime", lambda *_: "now")
+    first, old = (node / home.IDENTITY).read_text(), Home.load(node).identity.public
+    second = home.replace_key(node).identity.public
+    assert second != old
+    assert home.read_card(node / home.CARD).identity == second
+    with pytest.raises(HomeError, match="wait a second"):
+        home.replace_key(node)
+    assert (node / f"{home.IDENTITY}.now").read_text() == first
+    assert Home.load(node).identity.public == second
 
 
 def test_no_instant_of_a_replacement_is_without_a_key(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,16 +151,6 @@ def test_no_instant_of_a_replacement_is_without_a_key(node: Path, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         home.replace_key(node)
     assert Home.load(node).identity.public == old
-
-
-def test_a_key_that_was_put_aside_is_not_overwritten(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home.time, "strftime", lambda *_: "now")
-    first = (node / home.IDENTITY).read_text()
-    second = home.replace_key(node).identity.public
-    with pytest.raises(HomeError, match="wait a second"):
-        home.replace_key(node)
-    assert (node / f"{home.IDENTITY}.now").read_text() == first
-    assert Home.load(node).identity.public == second
 
 
 @pytest.mark.parametrize(
@@ -268,23 +262,6 @@ def test_what_needs_all_data_in_one_place_is_refused(tables: dict[str, dict[str,
     assert refused.value.setting in {f"{section}.{name}" for name in names}
 
 
-@pytest.mark.parametrize(
-    "tables",
-    [
-        {},
-        {"privacy": {"unit": "client", "epsilon": 8.0, "noise": "local"}},
-        {
-            "privacy": {"unit": "client", "epsilon": 8.0, "noise": "distributed"},
-            "secure_aggregation": {"enabled": True},
-        },
-    ],
-    ids=str,
-)
-def test_a_fixed_cohort_that_anybody_may_see_is_kept(tables: dict[str, dict[str, Any]]) -> None:
-    fixed = {"federation": {"sampling": "fixed", "cohort": 2}}
-    assert agreed(RunConfig.from_dict(USUAL | fixed | tables), CARDS).federation.sampling == "fixed"
-
-
 def test_nodes_do_not_pay_for_noise_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A probe finds that four clinics that add noise for whole clinics train nothing but noise: the charter is not written."""
     monkeypatch.setattr(coordinator, "probe", lambda assembly: Probe("client", 40, True, 1.0, 0.1, 9.0, enough=99))
@@ -332,22 +309,17 @@ def test_the_page_has_the_table_of_the_command(capsys: pytest.CaptureFixture[str
     assert table in page.read_text(encoding="utf-8")
 
 
-def test_founding_fills_the_members_of_a_policy(tmp_path: Path) -> None:
-    folder, members = ready(tmp_path, 3)
-    charter = found(folder, of_masks(tmp_path, dropout=0.0), members, "hospitals")
-    listed = tomllib.loads((folder / home.MEMBERS_TOML).read_text())
-    policy = Policy(members=tuple(listed["members"]))
-    assert policy.members == tuple(map(fingerprint, charter.identities.values()))
-    assert all(f"# {one.name}\n" in (folder / home.MEMBERS_TOML).read_text() for one in members)
-
-
-def test_terms_under_which_no_round_can_run_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_founding_fills_the_members_of_a_policy_and_refuses_terms_under_which_no_round_can_run(tmp_path: Path) -> None:
     folder, members = ready(tmp_path, 4)
     with refused(ConfigError, "secure_aggregation.corrupt"):
         found(folder, of_masks(tmp_path, active=True, dropout=0.25), members, "hospitals")
     with refused(ConfigError, "federation.cohort"):
         found(folder, of_masks(tmp_path), members[:2], "hospitals")
-    assert [path.name for path in folder.iterdir()] == [home.COORDINATOR_KEY]
+    assert [path.name for path in folder.iterdir()] == [home.COORDINATOR_KEY], "before anything is written"
+    charter = found(folder, of_masks(tmp_path, dropout=0.0), members[:3], "hospitals")
+    text = (folder / home.MEMBERS_TOML).read_text()
+    assert Policy(**tomllib.loads(text)).members == [*map(fingerprint, charter.identities.values())]
+    assert all(f"# {one.name}\n" in text for one in members[:3])
 
 
 def ready(tmp: Path, count: int) -> tuple[Path, list[Member]]:

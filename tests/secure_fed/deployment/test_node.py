@@ -10,26 +10,34 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted, LedgerError, PlanError
 from privacy.participation import NotYourTurn
 from protocols.errors import ParameterError, ProtocolError, RangeError, Tampering
-from secure_fed.config import RunConfig
 from secure_fed.deployment import home, messages
-from secure_fed.deployment.charter import Charter, CharterError
+from secure_fed.deployment.coordinator import assembled
 from secure_fed.deployment.envelope import Envelope
 from secure_fed.deployment.home import JOURNAL, Home, HomeError, Journal
 from secure_fed.deployment.node import Expected, Node, refusal
 from secure_fed.deployment.policy import PolicyError
 from secure_fed.deployment.problem import of_coordinator, of_node
-from secure_fed.errors import ConfigError, DataError, MethodError, ModelError, RunDirectoryError, StorageError
+from secure_fed.errors import (
+    ConfigError,
+    DataError,
+    MethodError,
+    ModelError,
+    OwnLoopError,
+    RunDirectoryError,
+    StorageError,
+)
 from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, sources
 from secure_fed.learning.data.rows import Vocabulary
 from tests.cells import chosen, every
+from tests.secure_fed import small_causal
 from tests.secure_fed.deployment.parties import Deployed, founded, new_node, rows_of, written
+from tests.secure_fed.deployment.test_charter import CHARTER
 from tests.secure_fed.deployment.test_deployed_run import EXAMPLE, MASKED, ONE_ROUND, PARTS, SHARES, config_of, deployed
 
 MINE = """
@@ -51,22 +59,15 @@ def train(model, examples, round):
                 one.add_(0.25)
     return 1.5
 
-def spoil(model, examples, round):
-    with torch.no_grad():
-        next(one for one in model.parameters() if not one.requires_grad).add_(1.0)
-
-def nothing(model, examples, round):
-    pass
-
 NUMBER = 3
 """
 
 
-def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int, name: str = "train") -> Deployed:
-    """Four nodes, of which the first ones have the function `name` of their own file."""
+def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int) -> Deployed:
+    """Four nodes, of which the first ones have the function `train` of their own file."""
     party = deployed(tmp, table, seed=5)
     for number, place in enumerate(party.homes[:nodes]):
-        owned(place, f"mine.py:{name}")
+        owned(place, "mine.py:train")
         party.carrier.nodes_[100 + number] = Node(place, SeededEntropy(5))
     return party
 
@@ -78,12 +79,9 @@ def owned(place: Path, local: str, text: str = MINE) -> None:
 
 
 def test_the_function_of_each_node_trains_its_model(tmp_path: Path) -> None:
-    (tmp_path / "moved").mkdir()
-    (tmp_path / "still").mkdir()
-    party = with_functions(tmp_path / "moved", ONE_ROUND, nodes=4)
+    party = with_functions(tmp_path, ONE_ROUND, nodes=4)
     end = party.conduct().state.tensors.dense().parts()
-    still = with_functions(tmp_path / "still", ONE_ROUND, nodes=4, name="nothing")
-    start = still.conduct().state.tensors.dense().parts()
+    start = assembled(home.CoordinatorHome.load(party.folder)).initial.tensors.dense().parts()
     assert all(torch.allclose(end[name] - start[name], torch.tensor(0.25), atol=1e-5) for name in start)
     assert [(place / "called").read_text() for place in party.homes] == ["1 8\n"] * 4
 
@@ -106,27 +104,6 @@ def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_pat
     assert "privacy.unit" in answers[0].sentence  # type: ignore[union-attr]
     assert "privacy.unit" in Journal(party.homes[0]).last(9, refused=True)[0]["what"]
     assert not (party.homes[0] / "called").exists()
-
-
-def test_a_function_that_changes_the_base_model_is_refused_and_told_to_the_owner_alone(tmp_path: Path) -> None:
-    party = with_functions(tmp_path, ONE_ROUND, nodes=1, name="spoil")
-    party.conduct()
-    refused = Journal(party.homes[0]).last(9, refused=True)
-    assert refused
-    assert "frozen" in refused[0]["what"]
-    assert not [line for line in party.said if "frozen" in line]
-
-
-def test_no_setting_of_a_charter_names_a_function(tmp_path: Path) -> None:
-    charter = with_functions(tmp_path, {}, nodes=0).charter
-    fields = json.loads(charter.text)
-    for section in fields["config"]:
-        with pytest.raises(ConfigError):
-            RunConfig.from_dict({section: {"local": "mine.py:train"}})
-        named = json.loads(charter.text)
-        named["config"][section]["local"] = "mine.py:train"
-        with pytest.raises(CharterError, match="local"):
-            Charter.verified(json.dumps({"charter": named, "signature": ""}).encode())
 
 
 @pytest.fixture(scope="module")
@@ -184,21 +161,16 @@ def test_a_node_with_more_examples_than_it_may_count_as_does_not_take_part(tmp_p
         of_node(replace(party.charter, members=few), party.charter.config, 0, [party.homes[0] / "train.jsonl"])
 
 
-def test_a_coordinator_asks_its_own_test_rows(tmp_path: Path, small_tokenizer: Any) -> None:
-    charter = founded(
-        tmp_path / "parties", config_of({"federation": {"cohort": 2}}), [rows_of(8, 1)] * 2, lambda number: None
-    ).charter
-    shape: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": len(small_tokenizer)}
-    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path / "gpt2")
-    small_tokenizer.save_pretrained(tmp_path / "gpt2")
-    file = tmp_path / "test.jsonl"
-    file.write_text("".join(json.dumps({"text": f"word{n}", "target": "calm"}) + "\n" for n in range(9)))
-    changed = {"data.task": "causal_lm", "data.text_b": "target", "data.metric": "f1", "evaluation.generate": 3}
-    named: dict[str, Any] = {"model.name": str(tmp_path / "gpt2"), **changed}
-    config = charter.config.replace({(one.split(".")[0], one.split(".")[1]): value for one, value in named.items()})
-    asked = of_coordinator(charter, config, [file]).asked
+def test_a_coordinator_asks_its_own_test_rows(tmp_path: Path) -> None:
+    file = written(tmp_path / "test.jsonl", [{"text": f"w{n}", "target": "w1"} for n in range(9)])
+    own: dict[str, dict[str, Any]] = {
+        "data": {"task": "causal_lm", "text_b": "target", "metric": "f1"},
+        "model": {"name": str(small_causal.make(tmp_path / "model")), "max_length": 16},
+        "evaluation": {"generate": 3, "max_new_tokens": 4},
+    }
+    asked = of_coordinator(CHARTER, config_of(own), [file]).asked
     assert asked is not None
-    assert list(asked.rows.text) == ["word0", "word3", "word6"]
+    assert list(asked.rows.text) == ["w0", "w3", "w6"]
 
 
 PRIVATE = "/srv/clinic/notes.csv, line 4: label 'Jane Doe'"
@@ -214,6 +186,7 @@ KINDS = (
     HomeError,
     MethodError,
     ModelError,
+    OwnLoopError,
     RunDirectoryError,
     StorageError,
 )

@@ -197,6 +197,10 @@ def test_a_reservation_without_a_step_is_given_back_and_the_federation_stays_clo
     federation = offered(tmp_path, GUARDED[unit])
     node, home = federation.party.carrier.nodes_[100], federation.home
     assert isinstance(federation.first_round(node, round_=99), Refusal), "no turn of its own"
+    with relay.held(home):
+        assert released(home) == 1
+    assert "end it first" in capsys.readouterr().err
+    assert not list(home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}")), "nothing is released while an agent runs"
     assert spent(home) > 7
     assert released(home) == 0
     assert "are given back" in capsys.readouterr().out
@@ -277,18 +281,12 @@ def test_a_federation_of_an_earlier_version_is_given_back_under_the_same_rule(
     assert spent(home) == 0.0
 
 
-def test_a_federation_without_a_guarantee_is_closed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation = offered(tmp_path, OPEN)
-    node = federation.party.carrier.nodes_[100]
-    assert isinstance(federation.first_round(node), Reply)
-    assert released(federation.home) == 0
-    assert "nothing is reserved for it" in capsys.readouterr().out
-    assert isinstance(federation.offer(Node(federation.home)), Refusal)
-
-
-def test_a_federation_is_named_by_its_name_or_digest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_federation_is_named_by_its_name_or_digest_and_closed_without_a_guarantee_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     federation = offered(tmp_path, OPEN)
     node, home = federation.party.carrier.nodes_[100], federation.home
+    assert isinstance(federation.first_round(node), Reply)
     federation.offer(node, "second")
     copy = home / FEDERATIONS / ("ab" * 16)
     shutil.copytree(Home.load(home).federation(federation.charter("second").digest), copy)
@@ -297,17 +295,11 @@ def test_a_federation_is_named_by_its_name_or_digest(tmp_path: Path, capsys: pyt
         assert said in capsys.readouterr().err
     assert not list(home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}"))
     assert released(home, "abababab") == 0
-    assert [one.name for one in home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}")] == [memberships.CLOSED]
-
-
-def test_nothing_is_released_while_an_agent_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation = offered(tmp_path, CENTRAL)
-    federation.first_round(federation.party.carrier.nodes_[100], round_=99)
-    with relay.held(federation.home):
-        assert released(federation.home) == 1
-    assert "end it first" in capsys.readouterr().err
-    assert spent(federation.home) > 7
-    assert not list(federation.home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}"))
+    assert [one.parent for one in home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}")] == [copy]
+    capsys.readouterr()
+    assert released(home) == 0
+    assert "nothing is reserved for it" in capsys.readouterr().out
+    assert isinstance(federation.offer(Node(home)), Refusal)
 
 
 # Kills.

@@ -209,12 +209,10 @@ def test_strangers_never_block(monkeypatch: pytest.MonkeyPatch, mute: Mute) -> N
     assert links._OFFER > 20
 
 
-def test_a_node_that_loads_its_model_for_minutes_is_in_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_takes_minutes_for_its_model_or_each_answer_is_in_the_first_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = rounds(2, lambda round_, node, kind, at: node == 103 and at < 1000.0 + 240, monkeypatch)
     assert found.answered == [4, 4]
     assert found.seconds < 500
-
-
-def test_a_node_that_takes_minutes_for_each_answer_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = rounds(2, nobody, monkeypatch, late={103: 100.0})
-    assert found.answered == [4, 4]
+    assert rounds(2, nobody, monkeypatch, late={103: 100.0}).answered == [4, 4]

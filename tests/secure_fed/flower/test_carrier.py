@@ -1,25 +1,38 @@
-"""`GridCarrier` with a fake Grid and a fake clock that does not wait; the contents of messages, accepted and refused."""
+"""`GridCarrier` with a fake Grid and a fake clock that does not wait; the contents of messages, accepted and refused.
+
+The apps without Flower's processes: a node answers what its agent does, and the coordinator notes how its run ended.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import pickle
-import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import hypothesis
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from hypothesis import strategies as st
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
-from secure_fed.deployment.envelope import DTYPES, Envelope, EnvelopeError
+from privacy.errors import BudgetExhausted
+from secure_fed.deployment import relay
+from secure_fed.deployment.coordinator import Settings
+from secure_fed.deployment.envelope import Envelope, EnvelopeError
+from secure_fed.deployment.home import ENDED
 from secure_fed.deployment.messages import Refusal, decode
-from secure_fed.flower import carrier
+from secure_fed.errors import ConfigError, ModelError
+from secure_fed.flower import carrier, coordinator_app, node_app
 from secure_fed.flower.carrier import MESSAGE_TYPE, CarrierError, GridCarrier, packed, unpacked
+from secure_fed.flower.coordinator_app import RunFailed, of_run_config
+from tests.secure_fed.deployment.test_messages import one_array
 
 
 class Clock:
@@ -163,29 +176,27 @@ def test_nobody_waits_for_a_node_that_the_superlink_does_not_know(clock: Clock) 
     assert clock.now == 1000
 
 
-@pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 7, 8, 99])
-def test_an_error_of_flowers_is_a_refusal_without_what_the_node_wrote(code: int, clock: Clock) -> None:
-    grid = FakeGrid(clock, {1: lambda _: Error(code, "<class 'OSError'>:<'/home/clinic/notes.csv'>"), 2: echo})
-    found = exchanged(grid, [1, 2])
-    assert refusal(found[1]).error == ("NotConnected" if code == 5 else "NoAnswer")
+def broken(_: Message) -> None:
+    raise RecursionError("maximum recursion depth exceeded")
+
+
+WROTE = "<class 'OSError'>:<'/home/clinic/notes.csv'>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        *((Error(code, WROTE), "NotConnected" if code == 5 else "NoAnswer") for code in (1, 2, 3, 4, 5, 7, 8, 99)),
+        (RecordDict(), "EnvelopeError"),
+        (broken, "Unreadable"),  # by Flower
+    ],
+)
+def test_what_is_no_answer_is_a_refusal_without_what_the_node_wrote_and_takes_no_other_with_it(
+    answer: Any, error: str, clock: Clock
+) -> None:
+    found = exchanged(FakeGrid(clock, {1: answer if callable(answer) else lambda _: answer, 2: echo}), [1, 2])
+    assert refusal(found[1]).error == error
     assert "clinic" not in refusal(found[1]).sentence
-    assert found[2].header == ENVELOPE.header
-
-
-def test_an_answer_that_is_no_envelope_is_a_refusal(clock: Clock) -> None:
-    found = exchanged(FakeGrid(clock, {1: lambda _: RecordDict(), 2: echo}), [1, 2])
-    assert refusal(found[1]).error == "EnvelopeError"
-    assert found[2].header == ENVELOPE.header
-
-
-def test_an_answer_that_flower_cannot_read_takes_no_other_with_it(clock: Clock) -> None:
-    def broken(_: Message) -> None:
-        raise RecursionError("maximum recursion depth exceeded")
-
-    found = exchanged(FakeGrid(clock, {1: broken, 2: echo}), [1, 2])
-    assert refusal(found[1]) == Refusal(
-        "Unreadable", "its answer cannot be read: RecursionError: maximum recursion depth exceeded"
-    )
     assert found[2].header == ENVELOPE.header
 
 
@@ -210,67 +221,31 @@ def test_each_node_gets_its_own_envelope(clock: Clock) -> None:
     assert packed(own[1]).keys() == grid.sent[0].content.keys()
 
 
-ARRAYS: dict[str, np.ndarray[Any, Any]] = {
-    "masked": np.arange(6, dtype=np.uint32).reshape(2, 3),
-    "turned": np.arange(6, dtype=np.float32).reshape(2, 3).T,
-    "scalar": np.array(2.5, np.float16),
-    "nothing": np.zeros((0, 4), np.int64),
-    "signs": np.array([True, False]),
-}
-BOOL = DTYPES.index(np.dtype(np.bool_))
-
-
 def record(data: bytes, stype: str = "secure-fed.envelope") -> RecordDict:
     """A message with these bytes, as a sender may write it without `packed`."""
     return RecordDict({"envelope": ArrayRecord({"bytes": Array("uint8", (len(data),), stype, data)})})
 
 
-def content_of(envelope: Envelope) -> bytes:
-    return packed(envelope).array_records["envelope"]["bytes"].data
-
-
-def one_array(kind: int, shape: tuple[int, ...], numbers: bytes = b"") -> bytes:
-    """The bytes of an envelope with one array, whose header may state any type and shape."""
-    head = struct.pack("<I2sI", 2, b"{}", 1) + struct.pack("<H1sBB", 1, b"a", kind, len(shape))
-    return head + struct.pack(f"<{len(shape)}Q", *shape) + numbers
-
-
-def test_an_envelope_comes_back_as_it_was() -> None:
-    found = unpacked(packed(Envelope(b'{"kind":"stage"}', ARRAYS)))
-    assert found.header == b'{"kind":"stage"}'
-    assert list(found.arrays) == list(ARRAYS)
-    for name, array in ARRAYS.items():
-        assert (found.arrays[name].dtype, found.arrays[name].shape) == (array.dtype, array.shape), name
-        assert np.array_equal(found.arrays[name], array), name
+WHOLE = packed(ENVELOPE).array_records["envelope"]["bytes"].data
 
 
 def test_all_arrays_are_one_of_flowers() -> None:
-    content = packed(Envelope(b"{}", ARRAYS))
+    content = packed(Envelope(b"{}", {"a": np.zeros(3), "b": np.ones((0, 4))}))
     assert [list(one) for one in content.array_records.values()] == [["bytes"]]
 
 
 def test_a_message_is_read_to_its_last_byte_and_no_further() -> None:
-    whole = content_of(Envelope(b"{}", ARRAYS))
-    for content, words in ((whole[:-1], "shorter than"), (whole + b"\0", "goes on")):
+    """`deployment/test_messages.py` has the bytes of an envelope."""
+    for content, words in ((WHOLE[:-1], "shorter than"), (WHOLE + b"\0", "goes on")):
         with pytest.raises(EnvelopeError, match=words):
             unpacked(record(content))
 
 
 def test_a_size_that_is_only_stated_is_not_made() -> None:
     """The stated size is within the limits of an envelope, but larger than the message."""
-    with pytest.raises(EnvelopeError, match=f"above {len(one_array(0, (1,)))}"):
-        unpacked(record(one_array(0, (10**9,))))
-
-
-def test_a_shape_beyond_numpy_is_refused() -> None:
-    with pytest.raises(EnvelopeError, match="shape"):
-        unpacked(record(one_array(0, (0, 2**63, 2**63))))
-
-
-def test_a_truth_value_is_0_or_1() -> None:
-    assert unpacked(record(one_array(BOOL, (2,), b"\0\1"))).arrays["a"].tolist() == [False, True]
-    with pytest.raises(EnvelopeError, match="truth"):
-        unpacked(record(one_array(BOOL, (2,), b"\0\7")))
+    content = one_array(0, (10**9,))
+    with pytest.raises(EnvelopeError, match=f"above {len(content)}"):
+        unpacked(record(content))
 
 
 class Planted:
@@ -296,7 +271,7 @@ FOREIGN = {
     "a configuration": RecordDict({"envelope": ConfigRecord({"bytes": b"{}"})}),
     "no array": RecordDict({"envelope": ArrayRecord()}),
     "two arrays": RecordDict({"envelope": ArrayRecord(dict.fromkeys(("bytes", "b"), GOOD["envelope"]["bytes"]))}),
-    "a file of numpy's": record(content_of(Envelope(b"{}")), "numpy.ndarray"),
+    "a file of numpy's": record(WHOLE, "numpy.ndarray"),
 }
 
 
@@ -306,18 +281,130 @@ def test_a_message_of_another_kind_is_refused(case: str) -> None:
         unpacked(FOREIGN[case])
 
 
-CASES = st.binary(max_size=60) | st.builds(
-    one_array,
-    st.integers(0, 255),
-    st.lists(st.integers(0, 5) | st.sampled_from([2**31, 2**40, 2**63, 2**64 - 1]), max_size=9).map(tuple),
-    st.binary(max_size=60),
+# The app of a node.
+
+END = Envelope(b'{"kind":"end"}')
+
+
+def asked(content: RecordDict, agent: Any = "/srv/clinic/agent.sock") -> Envelope:
+    """The app's answer to a message with this content, at a node whose agent has this socket."""
+    config = {} if agent is None else {node_app.AGENT: agent}
+    context = Context(run_id=1, node_id=2, node_config=config, state=RecordDict(), run_config={})
+    message = Message(content, 2, "query.secure_fed", ttl=7.0)
+    return unpacked(node_app.app(message, context).content)
+
+
+def test_the_agent_of_the_owners_folder_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    answer = Envelope(b'{"kind":"ended"}')
+    monkeypatch.setattr(relay, "ask", lambda *given: seen.append(given) or answer)
+    assert asked(packed(END)) == answer
+    assert seen == [(Path("/srv/clinic/agent.sock"), END, 7.0)]
+
+
+def test_what_is_no_envelope_does_not_reach_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "ask", lambda *_: pytest.fail("the agent was asked"))
+    assert "not one of secure-fed's" in refusal(asked(RecordDict())).sentence
+
+
+@pytest.mark.parametrize("agent", [None, "", 3])
+def test_a_node_without_an_agent_says_so_to_its_owner(agent: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(asked(packed(END), agent)).sentence == relay.UNREACHABLE
+    assert "without secure-fed-agent in its --node-config" in capsys.readouterr().err
+
+
+def test_what_goes_wrong_leaves_the_node_without_its_paths(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ask(*_: Any) -> Envelope:
+        raise PermissionError(13, "Permission denied", "/home/clinic/agent.sock")
+
+    monkeypatch.setattr(relay, "ask", ask)
+    assert refusal(asked(packed(END))) == Refusal("PermissionError", relay.UNREACHABLE)
+    assert "/home/clinic/agent.sock" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("no folder/agent.sock", "NoAgent"), ("a" * 120, "NoAgent"), ("file/agent.sock", "NoAnswer")]
 )
+def test_an_agent_that_cannot_be_reached_leaves_the_node_without_its_paths(
+    tmp_path: Path, name: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real relay: to a socket that is not there, to one whose path is too long, and to a file in a file's place."""
+    (tmp_path / "file").touch()
+    assert refusal(asked(packed(END), str(tmp_path / name))) == Refusal(error, relay.UNREACHABLE)
+    assert "secure-fed: the node's agent gave no answer: " in capsys.readouterr().err
 
 
-@hypothesis.given(data=CASES)
-def test_whatever_comes_is_an_envelope_or_refused(data: bytes) -> None:
+def test_the_process_of_a_message_loads_no_torch() -> None:
+    code = "import sys, secure_fed.flower.node_app; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The coordinator's.
+
+
+def test_every_key_is_read() -> None:
+    given = {"coordinator": "/srv/c", "deadline": 60, "wait": 0.5, "too-few": "lose"}
+    assert of_run_config(given) == (Path("/srv/c"), Settings(deadline=60.0, wait=0.5, too_few="lose"))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, "coordinator"),
+        ({"coordinator": "relative"}, "relative"),
+        ({"coordinator": 3}, "3"),
+        ({"coordinator": "/c", "deadline": 0}, "deadline"),
+        ({"coordinator": "/c", "deadline": "60"}, "deadline"),
+        ({"coordinator": "/c", "deadline": True}, "deadline"),
+        ({"coordinator": "/c", "deadline": float("nan")}, "deadline"),
+        ({"coordinator": "/c", "wait": -1}, "wait"),
+        ({"coordinator": "/c", "too-few": "stop"}, "too-few"),
+        ({"coordinator": "/c", "too_few": "lose"}, "too_few"),
+    ],
+)
+def test_a_run_config_that_is_wrong_is_refused(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        of_run_config(given)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, 0),
+        (OSError(28, "No space left"), 1),
+        (ModelError("another"), 2),
+        (BudgetExhausted("spent"), 3),
+        (RuntimeError("a bug"), None),
+    ],
+)
+def test_the_folder_keeps_how_the_run_ended_and_the_log_has_one_sentence(
+    error: Exception | None, status: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower logs the exception at its own logger. A known failure is logged as one sentence; a bug keeps its stack trace."""
+
+    def conduct(*_: Any) -> tuple[None, str]:
+        if error:
+            raise error
+        return None, "south did not confirm"
+
+    monkeypatch.setattr(coordinator_app, "conduct", conduct)
+    flower, written = logging.getLogger("flwr"), io.StringIO()
+    handler = logging.StreamHandler(written)
+    flower.addHandler(handler)
+    raises = pytest.raises(RuntimeError if status is None else RunFailed)
     try:
-        found = unpacked(record(data))
-    except EnvelopeError:
+        with raises if error else nullcontext() as raised:
+            coordinator_app.app(None, SimpleNamespace(run_config={"coordinator": str(tmp_path)}))  # type: ignore[arg-type]
+        if raised:
+            flower.error("%s raised an exception", "ServerApp", exc_info=raised.value)
+    finally:
+        flower.removeHandler(handler)
+        flower.removeFilter(coordinator_app.in_one_sentence)
+    if status is None:
+        assert "Traceback" in written.getvalue()
         return
-    assert content_of(found) == data
+    assert written.getvalue() == (f"secure-fed: {error}\n" if error else "")
+    kept = json.loads((tmp_path / ENDED).read_text())
+    assert kept == {"status": status, "sentence": str(error or "south did not confirm")}

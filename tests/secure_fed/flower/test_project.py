@@ -16,7 +16,9 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 from secure_fed.commands.cli import main
+from secure_fed.deployment.coordinator import Settings
 from secure_fed.deployment.home import ENDED
+from secure_fed.flower.coordinator_app import of_run_config
 from secure_fed.flower.project import Connection, FlowerProjectError, write_project
 
 
@@ -27,15 +29,14 @@ def coordinator(tmp_path: Path) -> Path:
     return folder
 
 
-def test_flower_takes_the_project_without_a_warning(tmp_path: Path, coordinator: Path) -> None:
+def test_flower_takes_the_project_and_bundles_two_files_whatever_lies_beside_them(
+    tmp_path: Path, coordinator: Path
+) -> None:
+    (tmp_path / "app").mkdir()  # an empty folder is used
     folder = write_project(tmp_path / "app", coordinator, Connection())
     config, warnings = load_and_validate(folder / "pyproject.toml", check_module=False)
     assert warnings == []
-    assert config["tool"]["flwr"]["app"]["config"]["coordinator"] == str(coordinator)
-
-
-def test_the_bundle_holds_two_files_whatever_lies_beside_them(tmp_path: Path, coordinator: Path) -> None:
-    folder = write_project(tmp_path / "app", coordinator, Connection())
+    assert of_run_config(config["tool"]["flwr"]["app"]["config"]) == (coordinator, Settings())
     for name in ("notes.jsonl", "charter.json", "identity.key", "more.py", "keys.toml", ".flwr/other.toml"):
         (folder / name).write_text("SECRET", encoding="utf-8")
     with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(folder))) as bundle:
@@ -55,26 +56,12 @@ def test_the_connection_is_the_one_asked_for(tmp_path: Path, coordinator: Path, 
     assert found["secure-fed"] == {"address": "localhost:8443", **secured}
 
 
-def test_a_run_config_is_what_the_coordinator_reads(tmp_path: Path, coordinator: Path) -> None:
-    from secure_fed.deployment.coordinator import Settings
-    from secure_fed.flower.coordinator_app import of_run_config
-
-    folder = write_project(tmp_path / "app", coordinator, Connection())
-    config = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    assert of_run_config(config["tool"]["flwr"]["app"]["config"]) == (coordinator, Settings())
-
-
 def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path: Path, coordinator: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "mine").write_text("mine", encoding="utf-8")
     with pytest.raises(FlowerProjectError, match="is not empty"):
         write_project(tmp_path / "app", coordinator, Connection())
     assert sorted(path.name for path in tmp_path.rglob("*")) == sorted([coordinator.name, "app", "mine"])
-
-
-def test_an_empty_folder_is_used(tmp_path: Path, coordinator: Path) -> None:
-    (tmp_path / "app").mkdir()
-    assert (write_project(tmp_path / "app", coordinator, Connection()) / "pyproject.toml").exists()
 
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, coordinator: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,78 +15,32 @@ import numpy as np
 import pytest
 
 from protocols import server as protocol
-from protocols.errors import Aborted, ProtocolError
+from protocols.errors import Aborted
 from protocols.keys import Alone
-from protocols.wire import Survivors
 from protocols.workers import OneProcess
 from secure_fed.errors import TrainingError
 from secure_fed.federation import Federation
 from secure_fed.learning.training.local import Trained
 from secure_fed.rounds.client import Client
 from secure_fed.rounds.masked import wiring
-from secure_fed.rounds.transport import Reply, Request, Stage
+from secure_fed.rounds.transport import Reply, Request
 from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import toys
 from tests.secure_fed.masked import wide_toys
 from tests.secure_fed.masked.wide_toys import (
     MASKED,
-    PAIRS,
     PRIVACY,
-    SIZES,
     SKETCH,
     WAYS,
     Interrupting,
     Losing,
-    Tampered,
     federation,
     flat,
     listen,
     one_round,
     scale,
 )
-
-# Noise of the clients, with some way to send; tests/contracts has all methods with masks, with and without central noise.
-QUICK = [("fra_lora sketch", "distributed"), ("fedlora", "hidden"), ("fra_then_ffa sketch", "local")]
-COARSE = {"secure_aggregation.range": 1024.0, "training.optimizer": "sgd"}  # so that rounding exceeds float32's
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("way", "privacy"), chosen(PAIRS, QUICK))
-def test_every_method_works_under_every_privacy(way: str, privacy: str) -> None:
-    result = federation({**MASKED, **WAYS[way], **PRIVACY[privacy]}).run()
-    assert [record["round"] for record in result.records] == [1, 2, 3]
-    assert result.state.tensors.is_finite()
-    assert result.summary["secure_aggregation"]["clients"] == len(SIZES)
-    assert (result.summary["epsilon"] is None) == (privacy == "nothing")
-    told = [record["train_loss"] for record in result.records]
-    if privacy == "nothing":
-        assert all(isinstance(one, float) and math.isfinite(one) for one in told)
-    else:
-        assert told == [None] * 3, "a loss is of private examples"
-
-
-# The mean of each pass, against the clients' contributions.
-
-
-def _missed(way: str, settings: dict[str, Any]) -> list[float]:
-    """The largest error over coordinates, for each released mean."""
-    built = federation({**MASKED, **WAYS[way], **settings})
-    heard = listen(built)
-    seen = one_round(built)
-    assert set(seen.means) == {pass_name for _, pass_name in heard.replies}
-    oracle = {name: np.mean(list(heard.values(0, name).values()), 0) for name in seen.means}
-    return [float(np.abs(seen.means[name] - oracle[name]).max()) for name in seen.means]
-
-
-@pytest.mark.parametrize("way", chosen(WAYS, ["fra_lora sketch"]))
-def test_the_mean_is_off_by_half_a_step_at_most_and_by_most_of_that_somewhere(way: str) -> None:
-    bound = 0.5 / scale(len(SIZES), 1024.0)
-    missed = _missed(way, COARSE)
-    assert max(missed) <= bound + 1e-7  # float32, of means below one
-    assert min(missed) >= 0.4 * bound, "the bound is not an empty one"
-    assert max(_missed(way, {**COARSE, "secure_aggregation.bits": 64})) < bound / 4
-
 
 # Weights.
 
@@ -237,18 +191,6 @@ def test_the_result_is_that_of_a_server_that_is_trusted_to_keep_to_the_protocol(
     assert all(toys.same(first.state.tensors, other.state.tensors) for other in others)
     assert len(set(graphs)) == len(graphs) == (4 if settings else 2)
     assert all(len(holders) == 8 for graph in graphs for holders in graph)
-
-
-def test_two_lists_of_survivors_are_noticed_in_active_mode() -> None:
-    built = federation({**ACTIVE, "secure_aggregation.dropout": 0.25}, sizes=[4] * 8)
-
-    def lied(client: int, stage: Stage) -> Stage:
-        if stage.name != "consistency" or client < 4:
-            return stage
-        return replace(stage, message=Survivors(tuple(range(1, 8))).to_bytes(stage.parameters))
-
-    with refused(ProtocolError):
-        one_round(built, transport=Tampered(built.assembly.transport, lied))
 
 
 EIGHT = {"sizes": [4] * 8}

@@ -12,7 +12,7 @@ from secure_fed.methods.fedtt_plus import moving, turn
 from secure_fed.methods.method import CHANGE, Method, State
 from secure_fed.tensors.tensors import Layout, Tensors
 from tests.secure_fed import small_models
-from tests.secure_fed.methods.rounds import one_round, trained
+from tests.secure_fed.methods.rounds import one_round
 
 FEDTT, PLUS = (build(MethodConfig(name=name, rank=3, bottleneck=4)) for name in ("fedtt", "fedtt_plus"))
 PLACE = "roberta.encoder.layer.0.output.dense.tensor_train"
@@ -84,24 +84,3 @@ def test_up_go_three_cores_and_the_head_and_down_all_that_ever_moved() -> None:
         everything = set(state.tensors) - {"classifier.dense.weight"}
         assert (set(plan.down) == everything) == (t >= 1), "trains of four cores have moved whole after two rounds"
         state = one_round(PLUS, state)
-
-
-def test_with_one_core_moving_the_mean_is_exact() -> None:
-    state = one_round(PLUS, one_round(PLUS, start(PLUS)))
-
-    def matrix(tensors: Tensors) -> torch.Tensor:
-        product = torch.ones(1, dtype=torch.float64)
-        for j in range(4):
-            product = torch.tensordot(product, tensors.tensor(f"{PLACE}.down.core_{j}").double(), dims=1)
-        return product.reshape(16, 4)
-
-    def spread(cores: tuple[int, ...]) -> float:
-        """The relative distance of the train of mean cores from the mean of trains, if these cores differ among clients."""
-        names = [f"{PLACE}.down.core_{j}" for j in cores]
-        ones = [state.tensors | trained(PLUS, state, seed, size=0.5).select(names) for seed in range(4)]
-        mean = sum(matrix(one) for one in ones) / 4
-        of_means = matrix(state.tensors | ((ones[0] + ones[1] + ones[2] + ones[3]) * 0.25).select(names))
-        return float((of_means - mean).norm() / mean.norm())
-
-    assert spread((1,)) < 1e-6
-    assert spread((0, 1, 3)) > 0.01

@@ -45,6 +45,14 @@ def data(examples: int = EXAMPLES) -> TensorDataset:
     return TensorDataset(x, torch.arange(examples) % CLASSES)
 
 
+def state(model: nn.Module) -> list[Tensor]:
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def same(before: list[Tensor], model: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def mean(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(model(x), y)
 
@@ -73,17 +81,16 @@ def batches(private: Private) -> Iterator[tuple[Tensor, Tensor]]:
 
 def train(private: Private, loss: Loss = mean) -> list[list[Tensor]]:
     """Runs a whole loop; returns the parameters before the first step and after each. Rehearsals must not move them."""
-    noted = [[one.detach().clone() for one in private.model.parameters()]]
+    noted = [state(private.model)]
     for x, y in batches(private):
         before = private.spent().steps
         private.optimizer.zero_grad()
         loss(private.model, x, y).backward()
         private.optimizer.step()
-        found = [one.detach().clone() for one in private.model.parameters()]
         if private.spent().steps == before:
-            assert all(torch.equal(a, b) for a, b in zip(found, noted[-1], strict=True))
+            assert same(noted[-1], private.model)
         else:
-            noted.append(found)
+            noted.append(state(private.model))
     return noted
 
 
@@ -107,7 +114,7 @@ def oracle(
             for name, part in found.items():
                 total[name] += part * min(1.0, budget.clip_norm / norm)
         _step(model, total, noise, multiplier * 1.01 * budget.clip_norm, batch_size if loss is mean else 1)
-        noted.append([one.detach().clone() for one in model.parameters()])
+        noted.append(state(model))
     return noted
 
 

@@ -350,8 +350,8 @@ def test_what_couples_examples_of_large_batches_alone_is_refused(layers: list[nn
     private = loops.wrapped(
         loops.network(*layers)
     )  # 8 of 24 examples are expected in a batch, and more than 16 are possible
-    before = [one.detach().clone() for one in private.model.parameters()]
+    before = loops.state(private.model)
     with refused(ModelError):
         loops.train(private, loss)
-    assert all(torch.equal(a, b) for a, b in zip(before, private.model.parameters(), strict=True))
+    assert loops.same(before, private.model)
     assert private.spent().steps == 0

@@ -27,17 +27,11 @@ from tests.secure_fed.own_loop.loops import (
     loader,
     mean,
     network,
+    same,
+    state,
     train,
     wrapped,
 )
-
-
-def state(model: nn.Module) -> list[Tensor]:
-    return [one.detach().clone() for one in model.parameters()]
-
-
-def same(before: list[Tensor], model: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def rehearse(private: Private) -> Any:
@@ -396,7 +390,7 @@ def test_evaluation_and_a_look_at_a_batch_change_nothing() -> None:
         if looked.spent().steps == 6:
             break
         left = iter(looked.loader)
-    assert all(torch.equal(a, b) for a, b in zip(expected, state(looked.model), strict=True))
+    assert same(expected, looked.model)
 
 
 def test_dropout_is_drawn_in_secret_and_leaves_the_global_generator() -> None:
@@ -458,11 +452,11 @@ def test_a_frozen_parameter_is_not_stepped_along_its_old_gradient() -> None:
     model = network()
     cross_entropy(model(data().tensors[0]), data().tensors[1]).backward()
     model[0].requires_grad_(False)  # type: ignore[index]
-    before = [one.detach().clone() for one in model[0].parameters()]  # type: ignore[index]
+    before = state(model[0])  # type: ignore[index]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     private: Private = wrap(model, optimizer, loader(), BUDGET)
     for x, y in batches(private):  # no zero_grad
         mean(model, x, y).backward()
         optimizer.step()
     assert private.spent().steps == 6
-    assert all(torch.equal(a, b) for a, b in zip(before, model[0].parameters(), strict=True))  # type: ignore[index]
+    assert same(before, model[0])  # type: ignore[index]

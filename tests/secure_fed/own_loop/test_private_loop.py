@@ -41,6 +41,8 @@ from tests.secure_fed.own_loop.loops import (
     loader,
     mean,
     network,
+    same,
+    state,
     summed,
     train,
     wrapped,
@@ -89,7 +91,7 @@ def test_the_noise_is_of_the_stated_deviation_and_never_the_same() -> None:
     moved = []
     for _ in range(2):
         model = nn.Linear(5, 3000)
-        before = [one.detach().clone() for one in model.parameters()]
+        before = state(model)
         private = wrapped(model, None, budget=Budget(4.0, 1e-2, steps=1, clip_norm=1e-3))
         train(private)
         moved.append(torch.cat([(b - a).flatten() for a, b in zip(before, model.parameters(), strict=True)]).detach())
@@ -110,17 +112,17 @@ def test_the_noise_multiplier_is_what_the_budget_takes() -> None:
 def test_a_loop_that_goes_on_is_refused_and_once_closed_its_model_is_as_it_was() -> None:
     private = wrapped(model := network())
     train(private)
-    before = [one.detach().clone() for one in model.parameters()]
+    before = state(model)
     with refused(BudgetExhausted):
         next(iter(private.loader))
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert same(before, model)
     assert private.spent().steps == 6
     private.close()
     copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     mean(model, *next(iter(loader()))).backward()
     optimizer.step()
-    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not same(before, model)
 
 
 def test_a_step_is_charged_before_its_noise_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,12 +142,12 @@ def test_a_step_that_cannot_be_charged_is_not_made() -> None:
     private = wrapped(network())
     x, y = _rehearsed(private)
     private._steps._charge = _refuse
-    before = [one.detach().clone() for one in private.model.parameters()]
+    before = state(private.model)
     mean(private.model, x, y).backward()
     with pytest.raises(BudgetExhausted):
         private.optimizer.step()
     assert all(one.grad is None for one in private.model.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(before, private.model.parameters(), strict=True))
+    assert same(before, private.model)
 
 
 def _rehearsed(private: loops.Private) -> tuple[Tensor, Tensor]:

@@ -138,7 +138,6 @@ def test_a_private_run_publishes_the_metric_as_it_publishes_accuracy(
         ({"data__answer_pattern": "(.*)"}, "data.answer_pattern"),
         ({"data__metric": "exact_match", "data__answer_pattern": "(("}, "data.answer_pattern"),
         ({"data__metric": "exact_match", "data__answer_pattern": "a{99999999999}"}, "data.answer_pattern"),
-        ({"data__metric": "exact_match", "data__answer_pattern": "#### (.*)"}, "data.answer_pattern"),
         ({"evaluation__max_new_tokens": 128}, "evaluation.max_new_tokens"),
         ({"evaluation__max_new_tokens": 110, "method__name": "prompt_tuning"}, "evaluation.max_new_tokens"),
     ],
@@ -158,11 +157,6 @@ def test_a_pattern_is_refused_before_a_model_is_loaded(
     with refused(UsageError, "data.answer_pattern"):
         configured(settings(data__metric="exact_match", data__answer_pattern="#### (.*)"))
     assert os.listdir(tmp_path) == ["rows.jsonl"]
-
-
-def test_an_encoder_is_refused(settings: Settings, small_model: Path) -> None:
-    with refused(UsageError, "model.name"):
-        Federation(settings(model__name=str(small_model)))
 
 
 def test_prompts_and_targets_of_a_pattern(settings: Settings, write: Write) -> None:

@@ -176,12 +176,25 @@ def test_answers_are_learned_with_the_end_of_the_turn_and_nothing_else(family: s
     assert (last.ids == found.ids).all()
 
 
-@pytest.mark.parametrize("template", ["chatml", "no prompt", "inst"])
-def test_the_prompt_ends_where_the_answer_begins(template: str) -> None:
-    own = tokenizer("byte-level BPE", TEMPLATES[template])
-    whole, prompt = fitted(own, chat("a b", "c")), next(ChatTemplate.of(own).prompts([chat("a b")], 1000))
-    first = int((whole.labels >= 0).argmax())
-    assert whole.ids[:first].tolist() == prompt.tolist()
+THINKING = CHATML.replace(
+    "m['role'] + '\n'",
+    "m['role'] + '\n' }}{% if m['role'] == 'assistant' and loop.last %}{{ '<|think|>' }}{% endif %}{{ ''",
+)
+BEHIND_A_SPACE = CHATML.replace("\n'", ": '")
+
+
+@every(
+    ("family", "template"),
+    [
+        *(("byte-level BPE", one) for one in (CHATML, NO_PROMPT, INST, THINKING)),
+        ("SentencePiece", BEHIND_A_SPACE),
+    ],
+)
+def test_a_prompt_is_what_stands_before_the_answer_in_training(family: str, template: str) -> None:
+    own = tokenizer(family, template)
+    for row in (chat("a b", "c"), chat("a", "b", "c", "it is")):
+        whole, prompt = fitted(own, row, last=True), next(ChatTemplate.of(own).prompts([row[:-1]], 1000))
+        assert whole.ids[: int((whole.labels >= 0).argmax())].tolist() == prompt.tolist()
 
 
 def test_the_oldest_exchanges_go_and_the_system_turn_stays() -> None:
@@ -277,15 +290,6 @@ def test_the_date_of_a_template_is_every_days() -> None:
     computed = tokenizer("byte-level BPE", "{% set f = '%Y' %}{{ strftime_now(f) }}\n" + CHATML)
     with refused(ModelError, "data.chat_template", hide="'/.*?'|''"):
         ChatTemplate.of(computed)
-
-
-def test_a_prompt_is_what_stood_before_the_answer_in_training() -> None:
-    thought = "{% if m['role'] == 'assistant' and loop.last %}{{ '<|think|>' }}{% endif %}"
-    template = CHATML.replace("m['role'] + '\n'", "m['role'] + '\n' }}" + thought + "{{ ''")
-    for own in (tokenizer("byte-level BPE", template), tokenizer("SentencePiece", CHATML.replace("\n'", ": '"))):
-        row = chat("a", "b", "c", "it is")
-        whole, asked = fitted(own, row, last=True), next(ChatTemplate.of(own).prompts([row[:-1]], 1000))
-        assert whole.ids[: int((whole.labels >= 0).argmax())].tolist() == asked.tolist()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from secure_fed.report.terminal import rows
 from secure_fed.runs.result import no_learning
 from tests.cells import every
 from tests.golden import said
+from tests.secure_fed.tasks.conftest import Write
 
 
 def test_the_share_of_the_commonest_label_and_the_sentence() -> None:
@@ -82,10 +82,9 @@ def test_a_run_that_learned_nothing_says_so() -> None:
 
 
 @pytest.mark.parametrize(("rate", "learns"), [(1e-9, False), (0.03, True)])
-def test_without_labels_to_count_the_loss_is_compared_with_the_start(rate: float, learns: bool, tmp_path: Path) -> None:
+def test_without_labels_to_count_the_loss_is_compared_with_the_start(rate: float, learns: bool, write: Write) -> None:
     """And a model that never saw such texts is the first reason, of which the user is warned before training."""
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 7}) + "\n" for n in range(40)), "utf-8")
+    file = write("rows", [{"text": f"note {n}", "label": n % 7} for n in range(40)])
     settings = [f"data.train={file}", f"data.test={file}", "data.task=regression", f"training.lr={rate}"]
     federation = Federation(RunConfig().override([*settings, "federation.clients=2", "federation.rounds=1"]))
     assert sum("was pre-trained on the built-in notes alone" in warning for warning in federation.warnings) == 1
@@ -95,10 +94,9 @@ def test_without_labels_to_count_the_loss_is_compared_with_the_start(rate: float
         said(sentence, hide=r"\d+\.\d+")
 
 
-def test_of_rows_held_out_of_private_ones_the_commonest_label_is_not_said(tmp_path: Path) -> None:
+def test_of_rows_held_out_of_private_ones_the_commonest_label_is_not_said(write: Write, tmp_path: Path) -> None:
     """Their labels are private, and the share of the commonest would be released without noise: their number is compared."""
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"text": f"note {n}", "label": n % 2}) + "\n" for n in range(40)), "utf-8")
+    file = write("rows", [{"text": f"note {n}", "label": n % 2} for n in range(40)])
     held_out = RunConfig().override([f"data.train={file}", "federation.clients=2", "federation.cohort=2"])
     private = ["privacy.unit=example", "privacy.epsilon=8", "federation.rounds=1"]
     assert configured(held_out).commonest is not None

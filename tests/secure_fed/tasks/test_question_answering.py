@@ -6,7 +6,6 @@ The scores are compared with values worked out by hand and with a naive count.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data.rows import Rows, Table
 from secure_fed.learning.tasks import build, question_answering
-from secure_fed.learning.tasks import question_answering as spans_module
 from secure_fed.learning.tasks.question_answering import Answers, _end, answered, best_span, null_margin, windows
 from tests.cells import every
 from tests.golden import refused
@@ -264,26 +262,14 @@ def test_the_window_that_says_no_answer_least_counts(seed: int) -> None:
 
 def official(guesses: list[str], golds: list[list[str]]) -> dict[str, float]:
     """The scores as in SQuAD's evaluate-v2.0.py, where the right answer to an unanswerable question is the empty text."""
-    exacts, f1s = [], []
-    for guess, gold in zip(guesses, golds, strict=True):
-        answers = [one for one in gold if spans_module.normalised(one)] or [""]
-        exacts.append(max(int(spans_module.normalised(one) == spans_module.normalised(guess)) for one in answers))
-        f1s.append(max(compute_f1(one, guess) for one in answers))
+    exacts = [question_answering.exact(guess, gold or [""]) for guess, gold in zip(guesses, golds, strict=True)]
+    f1s = [question_answering.best_f1(guess, gold or [""]) for guess, gold in zip(guesses, golds, strict=True)]
     found = {"exact_match": float(np.mean(exacts)), "f1": float(np.mean(f1s))}
     for name, wanted in (("has_answer", True), ("no_answer", False)):
         chosen = [index for index, gold in enumerate(golds) if bool(gold) is wanted]
         found[f"{name}_exact_match"] = float(np.mean([exacts[index] for index in chosen]))
         found[f"{name}_f1"] = float(np.mean([f1s[index] for index in chosen]))
     return found
-
-
-def compute_f1(gold: str, guess: str) -> float:
-    ours, theirs = (spans_module.normalised(one).split() for one in (guess, gold))
-    if not ours or not theirs:
-        return float(ours == theirs)
-    same = sum((Counter(ours) & Counter(theirs)).values())
-    precision, recall = same / len(ours), same / len(theirs)
-    return 2 * precision * recall / (precision + recall) if same else 0.0
 
 
 def test_scores_are_those_of_the_official_script(small_tokenizer: Any) -> None:
