@@ -72,7 +72,7 @@ def trained_run(
 ) -> Path:
     """The run of one round with two clients on sixteen rows like this one."""
     (folder / "train.jsonl").write_text((json.dumps(row) + "\n") * 16)
-    tables = {
+    tables: dict[str, dict[str, Any]] = {
         "model": {"name": str(model), "max_length": 24},
         "data": {"train": str(folder / "train.jsonl"), **data},
         "federation": {"clients": 2, "rounds": 1},
