@@ -69,34 +69,29 @@ def test_the_page_is_short_and_its_file_passes_the_checks(tmp_path: Path) -> Non
 # A run with the mechanism.
 
 
-def test_it_runs_and_is_named(tmp_path: Path) -> None:
+def test_it_runs_is_named_and_the_ledger_is_charged_with_its_own_event(tmp_path: Path) -> None:
     """The result, the statement and an export name Laplace; none of them says Gaussian."""
     built = federation({**TARGET, "method.name": "fra_lora"}, mechanism=LAPLACE)
     result = built.run(tmp_path / "run")
-    said, plan = result.summary, built.assembly.protection.plan
-    assert plan is not None
-    assert 0.99 * 8 < said["epsilon"] <= 8 < said["epsilon_participants"]
+    said, ledger = result.summary, private_toys.own_ledger(tmp_path / "run")
+    assert 0.99 * 8 < said["epsilon"] == said["epsilon_cumulative"] <= 8 < said["epsilon_participants"]
     z = said["noise_multiplier"]
+    assert said["epsilon_participants"] == accounting.epsilon(accounting.unamplified(LAPLACE(z).event), 3, 1e-3)
+    assert said["epsilon_participants"] <= 3 / z * (1 + 1e-3), "each release is 1 / z, with no delta"
     assert said["privacy"]["mechanism"] == (
         f"Laplace, given in Python, with noise multiplier {z:g}, every client's contribution clipped to L1 norm 0.1 over all "
         "tensors together"
     )
-    assert f"LaplaceDpEvent(noise_multiplier={z})" in said["privacy"]["accountant"]
+    (reserved,) = (row for row in ledger.rows() if row.kind == "reserve")
+    for event in (said["privacy"]["accountant"], reserved.body["terms"]["event"]):
+        assert f"LaplaceDpEvent(noise_multiplier={z})" in event
+    assert private_toys.charges(ledger) == [("", 1)] * 3
     assert any("adds less noise than it states" in one for one in said["privacy"]["not_covered"])
     assert said["privacy"]["private"] is True
     readme = (built.export(result.state, tmp_path / "out") / "README.md").read_text(encoding="utf-8")
     assert "Laplace, given in Python" in readme
     for text in (said["privacy_statement"], readme, *(one.read_text() for one in (tmp_path / "run").glob("*.json"))):
         assert "Gaussian" not in text
-
-
-def test_the_ledger_is_charged_with_its_own_event(tmp_path: Path) -> None:
-    said = federation(TARGET, mechanism=LAPLACE).run(tmp_path / "run").summary
-    ledger = private_toys.own_ledger(tmp_path / "run")
-    (reserved,) = (row for row in ledger.rows() if row.kind == "reserve")
-    assert f"LaplaceDpEvent(noise_multiplier={said['noise_multiplier']})" in reserved.body["terms"]["event"]
-    assert private_toys.charges(ledger) == [("", 1)] * 3
-    assert said["epsilon_cumulative"] == said["epsilon"]
 
 
 @every("method, lr", [("fedlora", 10.0), ("fra_lora", 10.0), ("fra_lora", 1e-4)])
@@ -129,18 +124,6 @@ def test_the_noise_is_of_its_law_and_scale() -> None:
     assert abs(np.corrcoef(noise[:4000], noise[4000:])[0, 1]) < 0.05
 
 
-def test_the_noise_is_added_once_and_by_the_server() -> None:
-    """A round's mean is the sum of clipped contributions, plus the noise of one stream, over the expected cohort."""
-    found = one_round(federation({**NOISE, "privacy.noise_multiplier": 2.0}, 5, mechanism=LAPLACE))
-    names = sorted(found.mean)
-    total = {name: sum(dense(reply.contribution)[name] for _, reply in found.exchanges) for name in names}
-    stream = SeededEntropy(5).stream("sum", 0, "change")
-    noised = LAPLACE(2.0).noised({name: torch.as_tensor(total[name]) for name in names}, C, stream)
-    for name in names:
-        assert torch.allclose(found.mean.tensor(name).double(), noised[name].double() / 3, atol=1e-7)
-    assert found.noise_std == pytest.approx(math.sqrt(2) * 2 * C / 3)
-
-
 # Its privacy cost.
 
 
@@ -166,17 +149,6 @@ def test_epsilon_is_that_of_a_naive_computation(rate: float, z: float, count: in
         assert accounting.delta(release, count, epsilon) == pytest.approx(delta, rel=1e-3)
 
 
-@every("rate, target", [(1.0, 4.0), (0.1, 0.5)])
-def test_noise_is_calibrated_to_just_below_the_target(rate: float, target: float) -> None:
-    plan = for_sums(Target(target, None, DELTA), Poisson(100, rate), 10, made=LAPLACE)
-    assert 0.99 * target < plan.epsilon() <= target
-    assert type(plan.mechanism) is LAPLACE
-    assert plan.epsilon_participants() == accounting.epsilon(accounting.unamplified(plan.mechanism.event), 10, DELTA)
-    assert plan.epsilon_participants() <= 10 / plan.noise_multiplier * (1 + 1e-3), (
-        "each release is 1 / z, with no delta"
-    )
-
-
 def test_a_ledger_by_renyi_orders_is_charged_no_less_than_without_sampling() -> None:
     """dp_accounting has no Renyi divergences of sampled Laplace noise; unsampled ones (Mironov, proposition 6) bound them."""
     z, order = 2.0, 8.0
@@ -194,19 +166,17 @@ def test_an_event_that_no_accountant_knows_is_refused() -> None:
         def event(self) -> DpEvent:
             return ComposedDpEvent((super().event, super().event))
 
-    with refused(PlanError):
-        for_sums(Target(3.0, None, DELTA), Poisson(100, 0.1), 10, made=Twice)
+    for sampler, passes, made in (
+        (Poisson(100, 0.1), 1, Twice),
+        (FixedSize(100, 10), 1, LAPLACE),  # a member is replaced
+        (Poisson(100, 0.1), 2, LAPLACE),
+    ):
+        with refused(PlanError):
+            for_sums(Target(3.0, None, DELTA), sampler, 10, passes, made=made)
     everybody = for_sums(Target(None, 3.0, DELTA), Poisson(100, 1.0), 5, made=Twice)
     assert everybody.epsilon() == pytest.approx(
         for_sums(Target(None, 3.0, DELTA), Poisson(9, 1.0), 10, made=LAPLACE).epsilon(), rel=1e-3
     )
-
-
-def test_neither_replaced_members_nor_several_passes_have_an_event() -> None:
-    with refused(PlanError):
-        for_sums(Target(3.0, None, DELTA), FixedSize(100, 10), 10, made=LAPLACE)
-    with refused(PlanError):
-        for_sums(Target(3.0, None, DELTA), Poisson(100, 0.1), 10, 2, made=LAPLACE)
 
 
 def test_a_gaussian_of_ones_own_is_the_usual_run() -> None:
@@ -256,27 +226,31 @@ def test_what_is_no_mechanism_or_bounds_another_norm_than_its_event_is_refused(m
         federation(NOISE, mechanism=mechanism)
 
 
-@every("change", [lambda own: 1.001 * own, lambda own: math.nan, lambda own: -1.0])
-def test_a_scale_that_bounds_nothing_is_refused(change: Callable[[float], float]) -> None:
-    """The run ends at the first contribution that is longer than the clip norm."""
+def scaled(change: Callable[[float], float]) -> dict[str, Any]:
     scale = LAPLACE(1.0).scale
-    longer = changed("Longer", scale=lambda self, norm, clip_norm: change(float(scale(norm, clip_norm))))
-    with refused(ConfigError, "mechanism"):
-        federation({**NOISE, "training.lr": 10.0}, mechanism=longer).run()
+    return {"scale": lambda self, norm, clip_norm: change(float(scale(norm, clip_norm)))}
 
 
-NOT_THE_SUM = {
-    "Forgetful": lambda noised: dict(list(noised.items())[1:]),
-    "Flat": lambda noised: {name: one.flatten()[:3] for name, one in noised.items()},
-    "Silent": lambda noised: None,
+def noised(change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"noised": lambda self, *given: change(LAPLACE.noised(self, *given))}
+
+
+BROKEN: dict[
+    str, dict[str, Any]
+] = {  # contributions that are longer than the clip norm, and noised sums that are not the sum
+    "Longer": scaled(lambda own: 1.001 * own),
+    "NoNumber": scaled(lambda own: math.nan),
+    "Negative": scaled(lambda own: -1.0),
+    "Forgetful": noised(lambda total: dict(list(total.items())[1:])),
+    "Flat": noised(lambda total: {name: one.flatten()[:3] for name, one in total.items()}),
+    "Silent": noised(lambda total: None),
 }
 
 
-@every("name", NOT_THE_SUM)
-def test_a_noised_sum_that_is_not_the_sum_is_refused(name: str) -> None:
-    wrong = changed(name, noised=lambda self, *given: NOT_THE_SUM[name](LAPLACE.noised(self, *given)))
+@every("name", BROKEN)
+def test_what_bounds_nothing_or_returns_no_sum_ends_the_run(name: str) -> None:
     with refused(ConfigError, "mechanism"):
-        federation(NOISE, mechanism=wrong).run()
+        federation({**NOISE, "training.lr": 10.0}, mechanism=changed(name, **BROKEN[name])).run()
 
 
 def test_a_resumed_run_needs_the_same_mechanism(tmp_path: Path, small_model: Path, small_data: Path) -> None:
@@ -315,17 +289,12 @@ def test_the_file_is_a_setting_and_its_run_resumes(tmp_path: Path, monkeypatch: 
         federation(settings, mechanism=LAPLACE)
 
 
-@pytest.mark.parametrize("text", ["from privacy.mechanisms import Mechanism", "MECHANISM = 1.0", "MECHANISM = float"])
-def test_a_file_that_is_no_mechanism_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(text, encoding="utf-8")
-    with refused(ConfigError, "mechanism" if text == "MECHANISM = float" else "privacy.mechanism"):
-        federation({**NOISE, "privacy.mechanism": str(tmp_path / "own.py")})
-
-
-def test_what_is_no_file_or_not_for_clients_is_refused_before_anything_is_read() -> None:
-    for settings in (
-        {**NOISE, "privacy.mechanism": "laplace"},
-        {**private_toys.EXAMPLE, "privacy.mechanism": "own.py"},
-    ):
+def test_a_file_that_is_no_mechanism_is_refused_and_read_only_where_clients_are_protected(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    for text in ("from privacy.mechanisms import Mechanism", "MECHANISM = 1.0", "MECHANISM = float"):
+        file.write_text(text, encoding="utf-8")
+        with refused(ConfigError, "mechanism" if text == "MECHANISM = float" else "privacy.mechanism"):
+            federation({**NOISE, "privacy.mechanism": str(file)})
+    for settings, name in ((NOISE, "laplace"), (private_toys.EXAMPLE, "own.py")):
         with refused(ConfigError, "privacy.mechanism"):
-            toys.config(settings)
+            toys.config({**settings, "privacy.mechanism": name})

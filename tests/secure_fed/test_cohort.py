@@ -141,21 +141,6 @@ def test_where_the_rate_falls_each_client_is_as_far_as_its_own_steps(optimizer: 
     )
 
 
-@every("kept", ["bias", "weight"])
-def test_the_transposed_layers_of_gpt2_may_train_themselves(kept: str) -> None:
-    """These layers compute with `addmm`, whether their biases or their weights train."""
-    setting, ways = adapted("gpt2"), Ways()
-    named = dict(setting.objective.model.named_parameters())
-    own = [name for name in named if ".attn.c_attn." in name and name.endswith(f"base_layer.{kept}")]
-    assert len(own) == 2
-    for name in own:
-        named[name].requires_grad_()
-    trained = Setting(setting.objective, [*setting.names, *own])
-    together, alone = trained.both(replace(USUAL, optimizer="sgd", lr=0.1), ways)
-    assert ways.why_not == "", "they shared passes"
-    require_equal(together, alone)
-
-
 @every(
     "changed",
     [

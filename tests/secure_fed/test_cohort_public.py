@@ -6,8 +6,8 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from tests.cells import chosen, every
 from tests.contracts import runs as contracts
 from tests.golden import refused
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.masked.lying import request_of
 from tests.secure_fed.privately import Noted
 from tests.secure_fed.test_cohort import USUAL, Setting, adapted, require_equal, toy
 
@@ -136,29 +137,28 @@ def test_no_clients_data_decide_how_the_others_train(public_texts: int, private:
     assert after(float("nan")) == after(1.0)
 
 
-@pytest.mark.parametrize("public", chosen([False, True], [False]))
-def test_threads_move_no_bit(bert: Setting, public: bool) -> None:
-    alone = trained(bert, range(3), public=public)
-    torch.set_num_threads(2)
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    torch.set_num_threads(count)
     try:
-        assert trained(bert, range(3), public=public) == alone
-        assert torch.get_num_threads() == 2
+        yield
+        assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(1)
-    assert len(bert.objective.copies) == 2
 
 
-def test_dropout_is_repeated_on_any_number_of_threads() -> None:
+@pytest.mark.parametrize(
+    ("public", "dropout"), chosen([(False, 0.0), (True, 0.0), (False, 0.3)], [(False, 0.0), (False, 0.3)])
+)
+def test_threads_move_no_bit(public: bool, dropout: float) -> None:
     setting = wide()
     for module in setting.objective.model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.3
-    alone = trained(setting, range(6), public=False)
-    torch.set_num_threads(3)
-    try:
-        assert trained(setting, range(6), public=False) == alone
-    finally:
-        torch.set_num_threads(1)
+            module.p = dropout
+    alone = trained(setting, range(3), public=public)
+    with threads(2):
+        assert trained(setting, range(3), public=public) == alone
+    assert len(setting.objective.copies) == 2
 
 
 def test_dropout_in_place_changes_its_input() -> None:
@@ -179,11 +179,8 @@ def test_dropout_is_noticed_after_an_evaluation() -> None:
 def test_a_model_whose_copy_works_on_the_first_one_is_not_spread() -> None:
     """A copy of `toy`'s model has a `forward` that still calls the `forward` of the first model."""
     setting, ways = toy(), Ways()
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         together, alone = setting.both(replace(USUAL, optimizer="sgd", lr=0.1), ways)
-    finally:
-        torch.set_num_threads(1)
     assert [(trial.why_not, trial.copies) for trial in ways.trials.values()] == [("", False)]
     require_equal(together, alone)
 
@@ -194,27 +191,18 @@ def test_an_error_in_a_pass_comes_out_and_threads_end(monkeypatch: pytest.Monkey
     close = parallel.Crew.close
     monkeypatch.setattr(parallel.Crew, "close", lambda own: (made.append(own), close(own)))
     monkeypatch.setattr(trainings, "found_in", lambda *given: 1 / 0)
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ZeroDivisionError):
-            trained(bert, range(6), public=False)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
+    with threads(2), pytest.raises(ZeroDivisionError):
+        trained(bert, range(6), public=False)
     assert len(made) == 1
 
 
 def contributions(built: Any, clients: Sequence[int]) -> dict[int, bytes]:
     """The contributions of these clients to the first pass, requested together."""
-    server, initial = built.assembly.server, built.assembly.initial
-    plan = server.plan(initial)
-    request = server.request(initial, plan, plan.passes[0], built.assembly.config.training.lr, {})
-    transport = built.assembly.transport
+    transport, request = built.assembly.transport, request_of(built, lr=built.assembly.config.training.lr)
     assert isinstance(transport, InProcess)
     assert transport.at_once > 1
-    return {
-        reply.client: reply.contribution.to_bytes() for reply in transport.exchange(dict.fromkeys(clients, request))
-    }
+    replies = transport.exchange(dict.fromkeys(clients, request))
+    return {reply.client: reply.contribution.to_bytes() for reply in replies}
 
 
 def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> None:
@@ -232,13 +220,12 @@ def test_a_contribution_under_client_privacy_is_the_clients_own_to_the_bit() -> 
 
 def test_trained_ahead_for_another_request_is_not_used() -> None:
     built = toys.federation()
-    client, server, initial = built.assembly.clients[0], built.assembly.server, built.assembly.initial
-    plan = server.plan(initial)
-    request = server.request(initial, plan, plan.passes[0], 0.05, {})
+    client, request, initial = built.assembly.clients[0], request_of(built, lr=0.05), built.assembly.initial
+    still = Trained(initial.tensors.select(built.assembly.server.plan(initial).trainable), 0.0)
     right = client.handle(request).contribution.to_bytes()
-    client.train_ahead(replace(request, lr=0.1), Trained(initial.tensors.select(plan.trainable), 0.0))
+    client.train_ahead(replace(request, lr=0.1), still)
     assert client.handle(request).contribution.to_bytes() == right
-    client.train_ahead(request, Trained(initial.tensors.select(plan.trainable), 0.0))
+    client.train_ahead(request, still)
     assert client.handle(request).contribution.norm() == 0, "and what is for it is"
 
 

@@ -25,23 +25,11 @@ def told(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
 @pytest.fixture
 def configs(small_model: Path, small_data: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Two configuration files, of one round each."""
-    shared = f"""
-        [model]
-        name = {json.dumps(str(small_model))}
-        [data]
-        train = {json.dumps(str(small_data / "train.jsonl"))}
-        test = {json.dumps(str(small_data / "test.jsonl"))}
-        [federation]
-        clients = 4
-        cohort = 2
-        rounds = 1
-        [training]
-        steps = 1
-        [method]
-        name = """
+    names = [f"model.name = {json.dumps(str(small_model))}", f"data.name = {json.dumps(str(small_data))}"]
+    numbers = ["federation.clients = 4", "federation.cohort = 2", "federation.rounds = 1", "training.steps = 1"]
     files = tmp_path / "ours.toml", tmp_path / "theirs.toml"
     for file, method in zip(files, ("fra_lora", "fedlora"), strict=True):
-        file.write_text(f'{shared}"{method}"\n')
+        file.write_text("\n".join([*names, *numbers, f'method.name = "{method}"']))
     return files
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import json
 import stat
 import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -22,8 +20,6 @@ from transformers import (
     BertForMaskedLM,
     DebertaV2Config,
     DebertaV2ForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
 from privacy.entropy import SeededEntropy
@@ -41,17 +37,11 @@ from secure_fed.methods import METHODS, card
 from secure_fed.private import Budget, wrap
 from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen, every
-from tests.contracts.runs import OPTIONS
 from tests.golden import refused
-from tests.secure_fed import small_models
+from tests.secure_fed import small_llama, small_models
 
 pytest.importorskip("accelerate")
 
-UNITS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "client": {"privacy": {"unit": "client", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3}},
-    "example": {"privacy": {"unit": "example", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3}},
-}
 MAPS: dict[str, dict[str, Any]] = {
     "one device": {"device_map": "auto"},
     "memory and disk": {"device_map": "auto", "max_memory": ["cpu=60KB"]},
@@ -77,41 +67,27 @@ QUICK = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
-    """A small Llama, whose output layer is its embedding, and a BERT without a classifier; their tokenizer, and texts."""
+    """A small Llama, whose output layer is its embedding, a BERT and a DeBERTa without a classifier; and texts."""
     place = tmp_path_factory.mktemp("divided")
+    small_llama.save(place / "llama", small_tokenizer, hidden_size=32, intermediate_size=64, tie_word_embeddings=True)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
     shape |= {"pad_token_id": 0, "vocab_size": len(small_tokenizer)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        tied = LlamaConfig(num_key_value_heads=2, bos_token_id=2, eos_token_id=3, tie_word_embeddings=True, **shape)
-        LlamaForCausalLM(tied).save_pretrained(place / "llama")
         BertForMaskedLM(BertConfig(**shape)).save_pretrained(place / "bert")
         attention = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
         DebertaV2ForMaskedLM(DebertaV2Config(**shape, **attention)).save_pretrained(place / "deberta")
-    for name in (*MODELS, "deberta"):
+    for name in ("bert", "deberta"):
         small_tokenizer.save_pretrained(place / name)
-    words = [word for word in small_tokenizer.get_vocab() if word.isalpha()]
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("test", 6)):
-        rows = [{"text": " ".join(rng.choice(words, 4 + number % 6)), "label": number % 3} for number in range(count)]
-        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    small_llama.write_texts(place, small_tokenizer)
     return place
 
 
 def tables(
     folder: Path, place: str = "", method: str = "fedlora", unit: str = "none", model: str = "llama", **more: Any
 ) -> dict[str, Any]:
-    own = {"rank": 2, "bottleneck": 4, **OPTIONS.get(method, {})}
-    made: dict[str, Any] = {
-        "model": {"name": str(folder / model), "max_length": 16} | (MAPS[place] if place else {}),
-        "data": {"task": "causal_lm" if model == "llama" else "classification"}
-        | {split: str(folder / f"{split}.jsonl") for split in ("train", "test")},
-        "federation": {"clients": 3, "cohort": 3, "rounds": 2},
-        "method": {"name": method} | {name: value for name, value in own.items() if name in card(method).options},
-        "training": {"steps": 1, "batch_size": 4},
-        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"dummies": 0}),
-        **UNITS[unit],
-    }
+    made = small_llama.tables(folder, model, method, unit, "causal_lm" if model == "llama" else "classification")
+    made["model"] |= MAPS[place] if place else {}
     return {section: made.get(section, {}) | more.get(section, {}) for section in {**made, **more}}
 
 
@@ -320,7 +296,7 @@ def test_quantised_layers_are_not_offloaded(folder: Path) -> None:
 
 
 def test_a_model_that_is_given_divided_meets_the_same_refusals(folder: Path) -> None:
-    private = [(("privacy", name), value) for name, value in UNITS["example"]["privacy"].items()]
+    private = [(("privacy", name), value) for name, value in small_llama.UNITS["example"].items()]
     with refused(ConfigError, "privacy.unit"):
         given(folder, divided_by_hand(folder), *private, (("evaluation", "dummies"), 0))
     with refused(ConfigError, "model.device"):

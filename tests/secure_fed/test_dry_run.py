@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from privacy.entropy import SeededEntropy
 from privacy.errors import BudgetExhausted
@@ -28,61 +27,34 @@ from secure_fed.learning.tasks.next_tokens import rows_together
 from secure_fed.learning.training.common_passes import pass_memory
 from secure_fed.learning.training.common_passes.passes import Pack, Places, found_in
 from secure_fed.learning.training.local import Placed, losses
-from secure_fed.methods import METHODS, build, card
+from secure_fed.methods import METHODS, build
 from secure_fed.runs.assembly import Assembly, assemble
 from secure_fed.runs.dry_run import foreseen
 from tests.cells import chosen
-from tests.contracts.runs import OPTIONS
 from tests.golden import refused
+from tests.secure_fed import small_llama
 from tests.secure_fed.conftest import Ran, Refuses
-
-UNITS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "client": {"unit": "client", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3},
-    "example": {"unit": "example", "noise_multiplier": 0.5, "clip_norm": 0.5, "delta": 1e-3},
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Any) -> Path:
     """A small Llama with its tokenizer, its description alone, and texts of 4 to 9 words and four of 60."""
     place = tmp_path_factory.mktemp("dry")
-    shape = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4}
-    special = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
-    config = LlamaConfig(vocab_size=len(small_tokenizer), num_key_value_heads=2, **shape, **special)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        LlamaForCausalLM(config).save_pretrained(place / "model")
-    config.save_pretrained(place / "shapes")
-    for name in ("model", "shapes"):
-        small_tokenizer.save_pretrained(place / name)
-    words = [word for word in small_tokenizer.get_vocab() if word.isalpha()]
-    rng = np.random.default_rng(0)
-    for split, count in (("train", 24), ("test", 6)):
-        lengths = [*[60] * 4, *(4 + number % 6 for number in range(count - 4))]
-        rows = [
-            {"text": " ".join(rng.choice(words, length)), "label": "yes" if length % 2 else "no"} for length in lengths
-        ]
-        (place / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    small_llama.save(place / "model", small_tokenizer, hidden_size=64, intermediate_size=160).save_pretrained(
+        place / "shapes"
+    )
+    small_tokenizer.save_pretrained(place / "shapes")
+    small_llama.write_texts(place, small_tokenizer, long=4)
     return place
 
 
 def settings(
     folder: Path, method: str = "fedlora", unit: str = "none", task: str = "causal_lm", **more: Any
 ) -> RunConfig:
-    given = {"rank": 2, **OPTIONS.get(method, {})}
-    read = {name: value for name, value in given.items() if name in card(method).options}
-    tables: dict[str, Any] = {
-        "model": {"name": str(folder / "model"), "max_length": 16},
-        "data": {"task": task} | {split: str(folder / f"{split}.jsonl") for split in ("train", "test")},
-        "federation": {"clients": 3, "cohort": 3, "rounds": 2, "sampling": "fixed" if unit == "none" else "poisson"},
-        "method": {"name": method, **read},
-        "training": {"steps": 1, "batch_size": 4},
-        "privacy": UNITS[unit],
-        "evaluation": {"audit_fraction": 0.0} | ({} if unit == "none" else {"dummies": 0}),
-    }
+    made = small_llama.tables(folder, "model", method, unit, task)
+    made["federation"]["sampling"] = "fixed" if unit == "none" else "poisson"
     changes = {tuple(key.split(".", 1)): value for key, value in more.items()}
-    return RunConfig.from_dict(tables).replace(changes)  # type: ignore[arg-type]
+    return RunConfig.from_dict(made).replace(changes)  # type: ignore[arg-type]
 
 
 def of_shapes(config: RunConfig) -> Assembly:
@@ -197,7 +169,7 @@ def test_quantised_layers_count_with_their_bits(folder: Path, bits: str) -> None
     assert foreseen(own)["memory"]["parts"]["weights"] == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("unit", chosen(UNITS, ["none"]))
+@pytest.mark.parametrize("unit", chosen(small_llama.UNITS, ["none"]))
 def test_a_dry_run_says_what_the_run_then_does(folder: Path, unit: str, tmp_path: Path) -> None:
     config = settings(folder, unit=unit, task="classification")
     found, said = foreseen(config), Federation(config, entropy=SeededEntropy(1)).run(tmp_path / "run").summary

@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,30 +67,39 @@ Run = Callable[..., Path]
 Evaluated = Callable[..., dict[str, Any]]
 
 
+def trained_run(
+    folder: Path, model: Path, row: Row, method: Row, training: dict[str, Any], data: dict[str, Any]
+) -> Path:
+    """The run of one round with two clients on sixteen rows like this one."""
+    (folder / "train.jsonl").write_text((json.dumps(row) + "\n") * 16)
+    tables: dict[str, dict[str, Any]] = {
+        "model": {"name": str(model), "max_length": 24},
+        "data": {"train": str(folder / "train.jsonl"), **data},
+        "federation": {"clients": 2, "rounds": 1},
+        "method": method,
+        "training": training,
+    }
+    Federation(RunConfig.from_dict(tables)).run(folder / "run")
+    return folder / "run"
+
+
+def chat_run(folder: Path, model: Path, template: str, method: Row, training: dict[str, Any]) -> Path:
+    turns = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
+    data = {"task": "chat", "chat_template": template}
+    return trained_run(folder, model, {"messages": turns}, method, training, data)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, causal: Path) -> Run:
     """Makes the run of a method and a task, once."""
-    there: dict[tuple[str, str], Path] = {}
 
+    @cache
     def made(method: str = "fedlora", task: str = "causal_lm") -> Path:
-        if (method, task) in there:
-            return there[method, task]
         folder = tmp_path_factory.mktemp(method)
-        turns = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
-        row = {"messages": turns} if task == "chat" else {"text": "w1 w2 w3 w5 w4"}
-        (folder / "train.jsonl").write_text((json.dumps(row) + "\n") * 16)
-        tables: dict[str, dict[str, Any]] = {
-            "model": {"name": str(causal), "max_length": 16},
-            "data": {"train": str(folder / "train.jsonl"), "task": task},
-            "federation": {"clients": 2, "rounds": 1},
-            "method": {"name": method, **({"prompt_length": LENGTH} if method in VIRTUAL else {})},
-            "training": {"lr": 0.3, "steps": 3},
-        }
+        own = {"name": method, **({"prompt_length": LENGTH} if method in VIRTUAL else {})}
         if task == "chat":
-            tables["data"]["chat_template"] = small_causal.TEMPLATE
-        Federation(RunConfig.from_dict(tables)).run(folder / "run")
-        there[method, task] = folder / "run"
-        return folder / "run"
+            return chat_run(folder, causal, small_causal.TEMPLATE, own, {"lr": 0.3, "steps": 3})
+        return trained_run(folder, causal, {"text": "w1 w2 w3 w5 w4"}, own, {"lr": 0.3, "steps": 3}, {"task": task})
 
     return made
 
@@ -234,18 +244,11 @@ def test_a_person_reads_a_table_what_no_guarantee_covers_and_what_is_going_on(
     run: Run, own_tasks: Path, ran: Ran
 ) -> None:
     said: list[str | None] = []
-    arguments = [
-        str(run()),
-        "--tasks",
-        "toy_choice",
-        "toy_written",
-        "--include-path",
-        str(own_tasks),
-        "--batch-size",
-        "4",
-    ]
     with shown_by(lambda what, began: said.append(what)):
-        status, printed, _ = ran("evaluate", *arguments)
+        status, printed, _ = ran(
+            *("evaluate", run(), "--tasks", "toy_choice", "toy_written"),
+            *("--include-path", own_tasks, "--batch-size", 4),
+        )
     assert status == 0
     assert all(word in printed for word in ("toy_choice", "acc_norm", "stderr", "guarantee"))
     parts = {part for what in said for part in (what or "").split(", ")}
@@ -334,17 +337,8 @@ def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     own, given, end = TEMPLATES[request.param]
     folder = tmp_path_factory.mktemp("served")
     base = small_causal.make(folder / "base", own)
-    turns = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
-    (folder / "train.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 16)
-    tables: dict[str, dict[str, Any]] = {
-        "model": {"name": str(base), "max_length": 24},
-        "data": {"train": str(folder / "train.jsonl"), "task": "chat", "chat_template": given},
-        "federation": {"clients": 2, "rounds": 1},
-        "method": {"name": "fedlora", "rank": 8},
-        "training": {"lr": 0.1, "steps": 40},
-    }
-    Federation(RunConfig.from_dict(tables)).run(folder / "run")
-    run = trained.load_run(folder / "run")
+    method = {"name": "fedlora", "rank": 8}
+    run = trained.load_run(chat_run(folder, base, given, method, {"lr": 0.1, "steps": 40}))
     template = str(run.tokenizer.chat_template)
     assert template == (given or own or template)
     return base, run.export(folder / "adapter"), run.export(folder / "merged", merged=True), template, end

@@ -142,18 +142,16 @@ def test_exact_match(answer: str, reference: str, pattern: str, expected: int) -
         ("one two three four five six", "six five four three two one", 0.16666666666666666),
         ("x", "y z", 0.0),
         ("Tiny little words, tiny words.", "words tiny little", 0.5),
+        ("кошка спит", "Кошка не спит", 0.8),  # in every script, which the library does not read
+        ("", "", 1.0),
+        ("", "a", 0.0),
+        ("a", "?", 0.0),
     ],
 )
 def test_rouge_l_is_that_of_the_library_rouge_score(answer: str, reference: str, expected: float) -> None:
     """Figures of rouge-score 0.1.2 (fmeasure, no stemmer)."""
     assert rouge_l(answer, reference) == pytest.approx(expected)
     assert agreement("rouge_l")(answer, reference) == pytest.approx(expected)
-
-
-def test_rouge_l_reads_words_of_every_script() -> None:
-    assert rouge_l("кошка спит", "Кошка не спит") == pytest.approx(0.8)
-    assert rouge_l("", "") == 1
-    assert rouge_l("", "a") == rouge_l("a", "?") == 0
 
 
 def test_f1_is_that_of_squad() -> None:
@@ -277,18 +275,3 @@ def test_under_privacy_nothing_is_chosen_by_rows_that_were_held_out_of_the_prote
     run = ["train", *own, *PRIVATE, "--set", "evaluation.patience=1", "--out", str(tmp_path / "run")]
     refuses(*run)
     assert main([*run, "--set", f"data.test={tmp_path / 'own.jsonl'}"]) == 0
-
-
-def test_the_best_is_exported_and_predicts(
-    small_model: Path, small_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, files = tmp_path / "run", [f"data.{split}={small_data / split}.jsonl" for split in ("train", "test")]
-    few = ["federation.rounds=2", "federation.clients=4", "evaluation.keep_best=true"]
-    settings = [f"--set={one}" for one in (f"model.name={small_model}", *files, *few)]
-    assert main(["train", *settings, "--out", str(run)]) == 0
-    assert main(["export", str(run), str(tmp_path / "best"), "--best"]) == 0
-    assert (tmp_path / "best" / "adapter_config.json").exists()
-    (tmp_path / "texts.txt").write_text("one note\n")
-    capsys.readouterr()
-    assert main(["predict", str(run), str(tmp_path / "texts.txt"), "--best"]) == 0
-    assert "label" in capsys.readouterr().out

@@ -130,28 +130,19 @@ def test_peft_knows_every_architecture(architecture: str, tmp_path: Path) -> Non
     assert torch.allclose(small_models.logits(loaded.merge_and_unload()), want, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    chosen(
-        itertools.product(["bert", "llama", "gpt2"], LORA_SHAPED),
-        [*(("bert", name) for name in ("fedlora", "federa", "fedara", "fedsvd")), ("gpt2", "fra_lora")],
-    ),
-)
-def test_peft_computes_the_same(architecture: str, name: str, tmp_path: Path) -> None:
-    compare_with_peft(config_of(name), architecture, tmp_path)
+OF_RULES = [("bert", "federa", {"rule": rule}) for rule in ("fedlora", "ffa_lora", "rolora", "fra_lora")]
+AT_THE_OTHER_SCALE = [("bert", name, {"rslora": True}) for name in LORA_SHAPED if "rslora" in card(name).options]
+ALL_SHAPED = [(*pair, {}) for pair in itertools.product(["bert", "llama", "gpt2"], LORA_SHAPED)]
+QUICK_SHAPED = [("bert", name, {}) for name in ("fedlora", "federa", "fedara", "fedsvd")]
+QUICK_SHAPED += [("gpt2", "fra_lora", {}), OF_RULES[1], OF_RULES[3]]
+QUICK_SHAPED += [one for one in AT_THE_OTHER_SCALE if one[1] in ("fra_lora", "fedara")]
 
 
 @pytest.mark.parametrize(
-    "name",
-    chosen((name for name in LORA_SHAPED if "rslora" in card(name).options), ["fra_lora", "fedara"]),
+    ("architecture", "name", "settings"), chosen([*ALL_SHAPED, *AT_THE_OTHER_SCALE, *OF_RULES], QUICK_SHAPED)
 )
-def test_peft_computes_the_same_at_the_other_scale(name: str, tmp_path: Path) -> None:
-    compare_with_peft(config_of(name, rslora=True), "bert", tmp_path)
-
-
-@pytest.mark.parametrize("rule", chosen(["fedlora", "ffa_lora", "rolora", "fra_lora"], ["ffa_lora", "fra_lora"]))
-def test_peft_computes_the_same_by_every_rule(rule: str, tmp_path: Path) -> None:
-    compare_with_peft(config_of("federa", rule=rule), "bert", tmp_path)
+def test_peft_computes_the_same(architecture: str, name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    compare_with_peft(config_of(name, **settings), architecture, tmp_path)
 
 
 def test_ranks_that_are_gone_are_not_exported(tmp_path: Path) -> None:

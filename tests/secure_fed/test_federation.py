@@ -94,20 +94,10 @@ def test_data_sets_of_torch_are_as_good_as_lists(unit: str) -> None:
     assert toys.without_time(items.records) == toys.without_time(lists.records)
 
 
-def test_a_transformer_and_tokenised_items_need_nothing_else() -> None:
-    own = {"train": [runs.examples(1, 9), runs.examples(2, 12)], "test": runs.examples(3, 10)}
-    config = toys.config({"method.modules_to_save": [], "federation.rounds": 1})
-    federation = Federation(config, model=small_models.make("bert"), **own)
-    result = federation.run()
-    assert {"accuracy", "macro_f1", "loss"} <= set(result.records[-1])
-    trained = [name for name in result.state.tensors if "lora" not in name]
-    assert trained == ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight"]
-    assert all(parameter.requires_grad == (name in result.state.tensors)
-               for name, parameter in federation.assembly.problem.model.named_parameters())  # fmt: skip
-
-
 _SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1}
 _SMALL |= {"num_attention_heads": 2, "intermediate_size": 24}
+
+BERT_HEAD = ("bert.pooler.dense.bias", "bert.pooler.dense.weight", "classifier.bias", "classifier.weight")
 
 
 @every(
@@ -117,16 +107,18 @@ _SMALL |= {"num_attention_heads": 2, "intermediate_size": 24}
         (lambda: LlamaForCausalLM(LlamaConfig(**_SMALL)), ["lm_head"], {"lm_head.weight"}),
         (lambda: BertForMaskedLM(BertConfig(**_SMALL)), [], set()),
         (lambda: LlamaForSequenceClassification(LlamaConfig(**_SMALL, pad_token_id=0)), [], {"score.weight"}),
+        (small_models.bert, [], {*BERT_HEAD}),
     ],
 )
-def test_a_language_model_keeps_its_output_layer(
+def test_the_head_of_a_given_model_trains_and_a_language_model_keeps_its_output_layer(
     model: Callable[[], nn.Module], saved: Sequence[str], expected: set[str]
 ) -> None:
     """As where the configuration names the model, though this layer has embeddings of its own and is large."""
-
     config, data = toys.config({"method.modules_to_save": saved}), runs.examples(1, 4)
-    tensors = Federation(config, model=model(), train=[data, data], test=data).assembly.initial.tensors
+    assembly = Federation(config, model=model(), train=[data, data], test=data).assembly
+    tensors = assembly.initial.tensors
     assert {name for name in tensors if "lora" not in name} == expected
+    assert {name for name, one in assembly.problem.model.named_parameters() if one.requires_grad} == {*tensors}
 
 
 def accuracy(model: nn.Module, items: Sequence[Any]) -> float:
@@ -168,57 +160,45 @@ def test_clients_are_measured_on_request() -> None:
     assert records[-1]["clients_accuracy"] == pytest.approx({"mean": sum(right) / 3, "worst_decile": min(right)})
 
 
-def test_comparing_clients_needs_an_accuracy() -> None:
-    with refused(ConfigError, "evaluation.per_client"):
-        toys.federation({"evaluation.per_client": True}, metrics=lambda model, batches: {"error": 1.0}).run()
-
-
 # Personal tensors, which stay with their clients.
 
 
-def test_a_client_is_measured_with_its_own_head() -> None:
-    """Each client numbers the labels differently, so only a personal head can be right."""
-
-    def shifted(client: int) -> list[dict[str, Any]]:
-        return [item | {"labels": (item["labels"] + client) % 3} for item in toys.examples(client + 1, 40)]
-
-    settings = {"evaluation.per_client": True, "federation.rounds": 1, "training.steps": 40}
-    settings |= {"training.batch_size": 16}
-    train = [shifted(client) for client in range(3)]
-    shared, own = (
-        toys.federation({**settings, "method.personal": personal}, train=train).run().records[-1]["clients_accuracy"]
-        for personal in ([], ["classifier"])
-    )
-    assert own["mean"] > shared["mean"] + 0.1
-
-
-def test_the_test_set_measures_own_models_where_heads_stay_with_clients() -> None:
-    """The shared head is untrained. Under privacy it is measured all the same, since no personal model is released."""
+def test_own_models_are_measured_where_heads_stay_with_clients() -> None:
+    """On the test set and on their clients' data. The shared head is untrained: it is measured under privacy alone, where no
+    personal model is released.
+    """
     settings = {"method.personal": ["classifier"], "federation.rounds": 2, "training.steps": 5, "training.lr": 0.2}
-    federation = toys.federation(settings)
+    federation = toys.federation({**settings, "evaluation.per_client": True})
     result = federation.run()
 
-    def right(tensors: Tensors) -> float:
-        return accuracy(federation.assembly.objective.load(tensors), federation.assembly.problem.test)
+    def right(tensors: Tensors, items: Sequence[Any]) -> float:
+        return accuracy(federation.assembly.objective.load(tensors), items)
 
-    own = [right(result.state.tensors | client.personal) for client in federation.assembly.clients]
+    state, test = result.state.tensors, federation.assembly.problem.test
+    clients = federation.assembly.clients
+    own, at_home = ([right(state | one.personal, where or one.examples) for one in clients] for where in (test, ()))
     assert result.records[-1]["accuracy"] == pytest.approx(sum(own) / 3)
-    assert abs(sum(own) / 3 - right(result.state.tensors)) > 0.05
+    assert abs(sum(own) / 3 - right(state, test)) > 0.05
+    assert result.records[-1]["clients_accuracy"] == pytest.approx(
+        {"mean": sum(at_home) / 3, "worst_decile": min(at_home)}
+    )
     assert any("A client's own model" in value for _, value in rows(result.whole))
 
     private = toys.federation({**settings, **private_toys.NOISE, "privacy.delta": 0.1})
-    state = private.run().state
-    assert evaluated(private.assembly, state)["accuracy"] == pytest.approx(right(state.tensors))
+    released = private.run().state
+    assert evaluated(private.assembly, released)["accuracy"] == pytest.approx(right(released.tensors, test))
 
 
 # Objects that behave as few do.
 
 
-@every("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(float("nan"))])
-def test_any_kind_of_number_is_a_metric(value: Any) -> None:
-    result = toys.federation({"federation.rounds": 1}, metrics=lambda model, batches: {"accuracy": value}).run()
-    accuracy = result.summary["accuracy"]
-    assert accuracy is None if float(value) != float(value) else accuracy == float(value)
+@every("value", [np.float32(0.5), np.int64(1), torch.tensor(0.5), torch.tensor(math.nan), math.inf])
+def test_any_kind_of_number_is_a_metric_and_none_where_it_is_not_finite(value: Any) -> None:
+    settings = {"federation.rounds": 1, "evaluation.per_client": True}
+    result = toys.federation(settings, metrics=lambda model, batches: {"accuracy": value}).run()
+    expected = float(value) if math.isfinite(value) else None
+    assert result.summary["accuracy"] == result.records[0]["accuracy"] == expected
+    assert result.records[0]["clients_accuracy"] == {"mean": expected, "worst_decile": expected}
 
 
 class Counting(toys.Toy):
@@ -335,6 +315,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str | None]] = {
             ("data.examples", 9),
         )
     },
+    "clients compared by no accuracy": (
+        {"settings": {"evaluation.per_client": True}, "metrics": lambda *given: {"error": 1.0}},
+        ConfigError,
+        "evaluation.per_client",
+    ),
     "a name of the record": ({"metrics": lambda *given: {"accuracy": 0.5, "bytes_up": 9}}, ConfigError, "metrics"),
     **{
         f"metrics that are {name}": ({"metrics": lambda *given, value=value: value}, ConfigError, "metrics")
@@ -371,8 +356,7 @@ def test_an_example_without_tokens_is_named(nothing: dict[str, Any]) -> None:
     Federation(toys.config(), model=small_models.bert(), train=[[TEXT], [TEXT, TEXT]], test=[TEXT])
 
 
-@pytest.mark.parametrize("where", ["train", "test"])
-@pytest.mark.parametrize("label", [3, -1])
+@pytest.mark.parametrize(("where", "label"), [("train", 3), ("test", -1)])
 def test_a_label_that_is_no_class_of_the_model_is_refused(where: str, label: int) -> None:
     right = [{"input_ids": [5, 6, 7], "labels": index % 3} for index in range(4)]
     wrong = [*right[:3], {"input_ids": [5, 6, 7], "labels": label}]
@@ -466,17 +450,3 @@ def test_personal_tensors_stay_with_their_client_through_a_kill(tmp_path: Path) 
     assert isinstance(other, Registered)
     assert [client.index for client in own.made] == [client.index for client in other.made] != []
     assert all(toys.same(own[one.index].personal, one.personal) for one in other.made)
-
-
-def test_a_client_is_one_object_until_it_is_let_go() -> None:
-    clients = toys.federation(of_many("none"), train=OnDemand()).assembly.clients
-    assert isinstance(clients, Registered)
-    first, last = clients[3], clients[-1]
-    assert clients[3] is first
-    assert clients[CLIENTS - 1] is last
-    last.kept = first.personal | {"own": torch.ones(1)}
-    clients.let_go()
-    assert clients.made == [last]
-    assert clients[3] is not first
-    with pytest.raises(IndexError):
-        clients[CLIENTS]

@@ -159,7 +159,7 @@ def test_the_command_line_says_the_figures_first_and_refuses_with_status_2(
 ) -> None:
     """Without a ledger of others it only warns."""
     Ledger.create(tmp_path / "wards.sqlite", data_set="notes", epsilon=1e9, delta=0.9)
-    settings = {**LOUD, "privacy.delta": 1e-3, "training.steps": 1}
+    settings = {**LOUD, "privacy.delta": 1e-3, "training.steps": 1, "training.together": 1}
     settings |= {"model.name": small_model, "data.name": small_data, "data.client": "site"}
     run = [f"--set={name}={value}" for name, value in settings.items()]
     run = ["train", *run, "--out", str(tmp_path / "run")]

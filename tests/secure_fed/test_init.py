@@ -57,6 +57,7 @@ def test_what_the_file_says_runs(name: str, folder: Path, small_model: Path) -> 
     else:
         smaller |= {("data", "examples"): 60, ("data", "test_examples"): 20, ("federation", "clients"): 16}
         smaller |= {("federation", "cohort"): 8, ("privacy", "even_if_hopeless"): True}
+        smaller |= {("training", "together"): 1, ("training", "steps"): 1}
     if config.privacy.unit != "none":
         smaller[("evaluation", "dummies")] = 0
     summary = Federation(config.replace(smaller)).run(folder / "run").summary
