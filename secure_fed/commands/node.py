@@ -21,7 +21,7 @@ def add_parsers(parser: argparse.ArgumentParser) -> None:
     """The actions of `secure-fed node`."""
     actions = parser.add_subparsers(required=True, metavar="ACTION")
 
-    def action(name: str, run: Callable[..., int | None], does: str, **more: str) -> argparse.ArgumentParser:
+    def action(name: str, run: Callable[..., int | None], does: str, **more: Any) -> argparse.ArgumentParser:
         made = actions.add_parser(name, help=does, **more)
         made.set_defaults(run=run)
         return made

@@ -223,7 +223,7 @@ def _audit(folder: Path, finished: int) -> Mapping[str, Any]:
 
 def _main_attack(audit: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of an audit's main attack, with its title; empty where the file has none."""
-    main = audit.get("main")
+    main: Mapping[str, Any] = audit.get("main") or {}
     for cell in (audit.get("cells") or ()) if main else ():
         if all(cell.get(name) == main.get(name) for name in ("attack", "vantage")) and cell.get("auc") is not None:
             titles = {one.get("name"): one.get("title") for one in audit.get("attacks") or ()}
