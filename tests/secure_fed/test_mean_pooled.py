@@ -193,15 +193,11 @@ def test_its_numbers_may_be_halved(small_model: Path, small_data: Path, tmp_path
     assert {parameter.dtype for parameter in made.parameters()} == {torch.float32}, "in torch's own, as any module"
 
 
-def test_a_loss_is_there_for_who_asks(small_model: Path) -> None:
-    model = MeanPooledForSequenceClassification.from_pretrained(str(small_model), num_labels=3).eval()
-    found = model(input_ids=IDS, attention_mask=(IDS != 0).long(), labels=torch.tensor([2, 0]))
-    assert torch.allclose(found.loss, nn.functional.cross_entropy(found.logits, torch.tensor([2, 0])))
-    assert torch.equal(model(input_ids=IDS, attention_mask=(IDS != 0).long(), return_dict=False)[0], found.logits)
-
-
 def test_it_is_loaded_as_models_of_transformers_are(small_model: Path) -> None:
-    """`from_pretrained` takes settings of configuration and base model; the model evaluates and names its base for PEFT."""
+    """`from_pretrained` takes settings of configuration and base model; the model evaluates and names its base for PEFT.
+
+    It gives a loss where labels are given, and a tuple where one is asked for.
+    """
     given = {"id2label": {0: "calm", 1: "wild", 2: "other"}, "attn_implementation": "eager", "dtype": "bfloat16"}
     model = MeanPooledForSequenceClassification.from_pretrained(small_model, **given)
     assert model.config.id2label == given["id2label"]
@@ -210,7 +206,11 @@ def test_it_is_loaded_as_models_of_transformers_are(small_model: Path) -> None:
     assert not any(module.training for module in model.modules())
     assert model.name_or_path == str(small_model)
     config = transformers.AutoConfig.from_pretrained(small_model, num_labels=5)
-    assert MeanPooledForSequenceClassification.from_pretrained(small_model, config=config).config.num_labels == 5
+    whole = MeanPooledForSequenceClassification.from_pretrained(small_model, config=config)
+    assert whole.config.num_labels == 5
+    found = whole(input_ids=IDS, attention_mask=(IDS != 0).long(), labels=torch.tensor([2, 0]))
+    assert torch.allclose(found.loss, nn.functional.cross_entropy(found.logits, torch.tensor([2, 0])))
+    assert torch.equal(whole(input_ids=IDS, attention_mask=(IDS != 0).long(), return_dict=False)[0], found.logits)
 
 
 def test_the_second_text_of_a_pair_is_told_from_the_first(small_model: Path) -> None:

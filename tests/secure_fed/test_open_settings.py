@@ -305,7 +305,7 @@ def test_release_spaces_are_counted_on_a_model(
     assert all(f"{row.numbers:,}" in out for row in rows)
 
 
-@pytest.mark.parametrize("task", chosen([task for task in TASKS if task != "classification"], ["causal_lm", "tokens"]))
+@pytest.mark.parametrize("task", chosen([task for task in TASKS if task != "classification"], ["causal_lm"]))
 def test_the_noise_of_every_task_is_measured(
     task: str,
     tmp_path: Path,

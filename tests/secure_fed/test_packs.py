@@ -46,13 +46,12 @@ def sums(
     items: Sequence[Any],
     collate: Any,
     groups: Sequence[Any] | None = None,
-    microbatch: int | None = None,
 ) -> Sums:
     """A function from the drawn units to the sum of clipped gradients of one step at `before`."""
     ways = Ways()
 
     def of(present: Sequence[int]) -> dict[str, Tensor]:
-        noted, settings = Noted(1.0), TrainingConfig(batch_size=2, microbatch=microbatch)
+        noted, settings = Noted(1.0), TrainingConfig(batch_size=2)
         job = Job(before, list(before), items, collate, settings, 0.1, np.random.default_rng(0))
         private = {"mechanism": noted, "clip_norm": CLIP, "stream": Landing(present), "groups": groups, "ways": ways}
         train_privately(objective, job, steps=1, **private)
@@ -326,7 +325,7 @@ def test_a_model_is_tried_out_on_nobodys_texts() -> None:
     before = build(MethodConfig(rank=2)).prepare(model, small_models.head_of(model), 0)
     objective = Objective(model, loss, CPU)
     items = [{**item, "input_ids": np.full(len(item["input_ids"]), 3)} for item in texts(6)]
-    sums(objective, before, items, Collate(0), microbatch=4)([0])
+    sums(objective, before, items, Collate(0))([0])
     rows = [row[row != 0] for batch in seen[:-1] for row in batch]
     assert len(rows) > 20
     assert not any(bool((row == 3).all()) for row in rows if len(row) > 2)

@@ -264,9 +264,6 @@ def test_the_global_generator_is_left_alone_and_dropout_comes_back() -> None:
     assert not agree(first, second, 1e-2)
 
 
-# Dropout.
-
-
 def test_examples_have_masks_of_their_own_and_gradients_that_belong_to_them() -> None:
     """One example five times under dropout: each copy has its own mask in the pass, so each gradient is of its own loss."""
     objective, where = ready(toys.model(dropout=0.5))

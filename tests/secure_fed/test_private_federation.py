@@ -44,9 +44,6 @@ def planned(settings: dict[str, Any]) -> Plan:
     return plan
 
 
-# Whole runs.
-
-
 def test_a_run_keeps_to_its_target() -> None:
     built = federation(of("fra_lora", {**TARGET, "federation.rounds": 2}))
     runs = [built.run() for _ in range(2)]
@@ -150,9 +147,6 @@ def test_a_client_that_diverged_sends_zeros_and_nothing_is_told_of_it(bad: float
     healthy = federation(of("fra_lora", NOISE), 4).run()
     assert [_public(record) for record in result.records] == [_public(record) for record in healthy.records]
     assert result.state.tensors.is_finite()
-
-
-# Records.
 
 
 def _public(record: dict[str, Any]) -> dict[str, Any]:

@@ -310,9 +310,6 @@ def test_a_gradient_that_couples_where_the_loss_does_not_goes_one_by_one() -> No
     assert "not those of" in why_alone(toys.model(), sly, toys.examples(1, 5), default_collate)
 
 
-# Causal language models.
-
-
 def causal(batch_mean: bool) -> Loss:
     """The mean loss of an example's tokens; for `batch_mean`, wrongly, its share of the mean over all tokens of the batch."""
 

@@ -282,9 +282,6 @@ def test_a_run_in_turn_killed_at_every_instant_and_again_in_the_next_start(point
         require_whole(path)
 
 
-# Without a kill.
-
-
 def test_what_was_released_is_on_disk_before_anybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A round is charged before clients compute, stored before its evaluation, and saved before callbacks get it."""
     path, seen = tmp_path / "run", []
@@ -351,9 +348,6 @@ def test_a_ledger_changed_since_an_old_copy_or_another_one_is_refused(tmp_path: 
         with refused(LedgerError, hide="[0-9a-f]{8,}") as error:
             federation(NOISE).run(tmp_path / "run", resume=True)
         assert error.value.exit_code == 2
-
-
-# A shared ledger with less room than the plan needs.
 
 
 STOPS = ("run.json:replaced", "budget.json:replaced", f"{RELEASED}:synced", f"{RELEASED}:replaced")

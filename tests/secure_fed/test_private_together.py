@@ -136,9 +136,6 @@ def test_on_an_accelerator_too_pass_sizes_do_not_depend_on_who_trains(
     assert [(room.filled, room.rows) for room in rooms] == [(True, 7)] * 2
 
 
-# Whole trainings.
-
-
 def private(job: Job, row: int, stream: Stream | None = None, groups: Sequence[int] | None = None, **own: Any) -> Job:
     """The job with 2 to 4 noised steps, its own stream, a dummy, and a direction in place of its last text."""
     marked = [*job.examples[:-1], Pointing(job.examples[-1], f"canary {row}", 1)]

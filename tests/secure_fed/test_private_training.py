@@ -107,9 +107,6 @@ def full(**settings: Any) -> TrainingConfig:
     return TrainingConfig(batch_size=100, **settings)
 
 
-# The step.
-
-
 @pytest.mark.parametrize(("clip", "groups"), [(CLIP, list("abacccdabe")), (1e3, None)], ids=["groups", "examples"])
 def test_a_step_is_the_formula(clip: float, groups: list[str] | None) -> None:
     """The gradient of a group is the mean of its examples'. The divisor is the expected size, whoever is drawn: here 4."""
@@ -182,9 +179,6 @@ def unnamed(items: Sequence[Any]) -> Any:
 
 def named(count: int) -> list[dict[str, Any]]:
     return [item | {"name": i} for i, item in enumerate(toys.examples(1, count))]
-
-
-# The noise.
 
 
 def nothing(model: nn.Module, batch: Any) -> Tensor:

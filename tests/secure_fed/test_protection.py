@@ -110,7 +110,9 @@ def test_shares_of_noise_are_those_of_whoever_stays_and_does_not_collude(
 
 
 def test_the_mechanism_on_contributions() -> None:
-    """With noise in the gradients, contributions stay unclipped; otherwise they are clipped."""
+    """Without privacy, and with noise in the gradients, contributions stay unclipped; otherwise they are clipped."""
+    assert protection({}) == Protection()
+    assert [federation(own).assembly.initial.clip_norm for own in ({}, NOISE)] == [math.inf, 0.1]
     assert isinstance(protection({}).contribution_mechanism, NoMechanism)
     assert isinstance(protection(EXAMPLE | Z).contribution_mechanism, NoMechanism)
     assert protection(EXAMPLE | Z).mechanism == Gaussian(1.0)
@@ -126,12 +128,6 @@ def test_the_noise_on_a_mean() -> None:
     assert protection(CLIENT | Z).mean_noise_std(0.1, 4.0, 5) == pytest.approx(0.1 / 4)
     local = protection({**CLIENT, "privacy.noise_multiplier": 3.0, "privacy.noise": "local"})
     assert local.mean_noise_std(0.1, 4.0, 5) == pytest.approx(3 * 0.1 / 2), "four noises added, and divided by four"
-
-
-def test_without_privacy_nothing_is_clipped() -> None:
-    assert protection({}) == Protection()
-    assert federation({}).assembly.initial.clip_norm == math.inf
-    assert federation(NOISE).assembly.initial.clip_norm == 0.1
 
 
 # What is refused.
@@ -237,9 +233,6 @@ def each(z: float, counts: Sequence[int]) -> list[float]:
     return [accounting.epsilon(draw.release(z), count, DELTA) for draw, count in zip(DRAWS, counts, strict=True)]
 
 
-# The federation as a whole.
-
-
 def test_a_sum_is_calibrated_to_just_below_the_target() -> None:
     sampler = Poisson(100, 0.1)
     plan = for_sums(Target(3.0, None, DELTA), sampler, 20)
@@ -265,9 +258,6 @@ def test_fixed_cohorts_have_a_neighbour_replaced_for_participants_too() -> None:
     assert plan.epsilon_participants() == accounting.epsilon(accounting.replaced(2.0), 4, DELTA) >= plan.epsilon()
 
 
-# A limit beside the noise.
-
-
 def test_a_noise_multiplier_alone_has_no_limit_and_beside_it_epsilon_is_one() -> None:
     everybody = Poisson(3, 1.0)
     alone = for_sums(Target(None, 0.5, DELTA), everybody, 50)
@@ -279,9 +269,6 @@ def test_a_noise_multiplier_alone_has_no_limit_and_beside_it_epsilon_is_one() ->
     stopped = for_sums(Target(3.0, 2.0, DELTA, stop_early=True), everybody, 5)
     assert 0 < stopped.releases < 5
     assert stopped.epsilon() <= 3 < stopped.epsilon(stopped.releases + 1)
-
-
-# Each client by itself.
 
 
 def test_local_noise_is_counted_with_a_client_replaced() -> None:

@@ -18,16 +18,14 @@ from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, ModelError
 from secure_fed.federation import Federation
-from secure_fed.learning import read_once
 from secure_fed.learning.generation import generated, keeps_cache
 from secure_fed.learning.models import loading, quantised
 from secure_fed.learning.models.architecture import couples_examples
 from secure_fed.learning.tasks import build
-from secure_fed.learning.training.pass_shapes import agreeing_sizes
 from secure_fed.methods import METHODS, card
 from secure_fed.tensors.tensors import Layout
 from tests.cells import chosen
-from tests.contracts.runs import OPTIONS, KilledAfter, KilledError
+from tests.contracts.runs import OPTIONS
 from tests.golden import refused
 from tests.secure_fed import toys
 
@@ -141,15 +139,6 @@ def test_a_model_given_as_an_object_gives_what_its_folder_gives(folder: Path) ->
     assert toys.same(given.run().state.tensors, by_name.run().state.tensors)
 
 
-@pytest.mark.nightly
-def test_masked_and_killed_it_ends_as_it_would_have(folder: Path, tmp_path: Path) -> None:
-    masked = settings(folder, "4bit").replace({("secure_aggregation", "enabled"): True})
-    whole = Federation(masked).run().state.tensors
-    with pytest.raises(KilledError):
-        Federation(masked, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
-    assert toys.same(Federation(masked).run(tmp_path / "run", resume=True).state.tensors, whole)
-
-
 @pytest.mark.parametrize("method", chosen(["fedlora", "federa"], ["federa"]))
 def test_it_is_predicted_and_exported_as_an_adapter_and_merged(
     method: str, folder: Path, tmp_path: Path, capsys: Any
@@ -194,39 +183,6 @@ def test_outliers_of_8_bits_move_the_rows_beside_them_so_each_example_has_its_ow
     assert torch.equal(layer(x)[0], usual)
     assert not couples_examples(model)
     assert not couples_examples(loaded(folder, "4bit"))
-
-
-@pytest.mark.nightly
-def test_an_encoder_that_reads_each_text_once_reads_it_alone_in_8_bits(
-    small_model: Path, small_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = {
-        "model": {"name": str(small_model), "max_length": 16, "pooling": "mean", "quantization": "8bit"},
-        "data": {"name": str(small_data)},
-        "federation": {"clients": 2, "cohort": 2, "rounds": 1},
-        "method": {"name": "head"},
-        "training": {"steps": 1, "batch_size": 4},
-        "evaluation": {"audit_fraction": 0.0, "dummies": 0},
-        **UNITS["example"],
-    }
-
-    def largest() -> int:
-        """The most texts of a pass whose size a comparison has found."""
-        federation, found = Federation(RunConfig.from_dict(tables)), [0]
-        assert quantised.layers(federation.assembly.problem.model)
-
-        def noted(*given: Any) -> tuple[int, ...]:
-            sizes = agreeing_sizes(*given)
-            found.append(max(sizes, default=1))
-            return sizes
-
-        monkeypatch.setattr(read_once, "agreeing_sizes", noted)
-        assert np.isfinite(federation.run().records[0]["loss"])
-        return max(found)
-
-    assert largest() == 1
-    monkeypatch.setattr(read_once, "couples_examples", lambda model: False)
-    assert largest() > 1
 
 
 def test_what_cannot_be_quantised_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

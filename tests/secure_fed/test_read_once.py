@@ -27,8 +27,8 @@ from secure_fed.learning.training.pass_shapes import Kinds
 from secure_fed.learning.training.trials import made_up
 from secure_fed.methods import METHODS
 from secure_fed.runs import assembly
-from secure_fed.tensors.tensors import Tensors
 from tests.cells import chosen
+from tests.secure_fed import toys
 from tests.secure_fed.example_gradients import losses_at
 from tests.secure_fed.test_loading import FAMILIES, saved
 from tests.secure_fed.test_mean_pooled import load
@@ -178,7 +178,8 @@ def test_what_divides_the_products_of_a_pass_leaves_the_encoder_alone(small_mode
     assert seen.count(nn.functional.linear) == 1, "the head's"
 
 
-def test_an_encoder_that_couples_texts_reads_each_alone(small_model: Path) -> None:
+def test_an_encoder_that_couples_texts_reads_each_alone(small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a comparison shows it, and where its layers do."""
     whole, some = objective(small_model), texts(6)
     model: Any = whole.model
     model.encoder.register_forward_hook(
@@ -191,6 +192,10 @@ def test_an_encoder_that_couples_texts_reads_each_alone(small_model: Path) -> No
     rows = counting(model)
     assert torch.equal(means(whole, some[:1])[0], together[0])
     assert rows == []
+    monkeypatch.setattr(module, "couples_examples", lambda model: True)
+    rows = counting((known := objective(small_model)).model)
+    means(known, some)
+    assert rows == [1] * 6
 
 
 def test_pairs_that_differ_in_types_alone_are_two(small_model: Path) -> None:
@@ -276,7 +281,7 @@ def test_texts_of_like_lengths_share_a_pass_so_that_the_encoder_fills_up_few(sma
     """Equally long texts keep their order: an owner's own examples alone decide the order of its gradients."""
     whole = objective(small_model)
     entries = [(at % 3, {"input_ids": text.numpy(), "labels": 0}) for at, text in enumerate(texts(60))]
-    head = Tensors((name, whole.model.get_parameter(name).detach()) for name in HEAD)
+    head = toys.weights(whole.model).select(HEAD)
     room = Room.of(CPU, whole.model, 1000, public=True)
     packs = Public(whole, Collate(0), room, Placed.of(head, HEAD, CPU)).packs(entries, range(3))
     found = [id(item) for pack, _ in packs for item in pack.items[: pack.count]]

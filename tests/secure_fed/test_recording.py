@@ -140,9 +140,6 @@ def test_a_recording_that_is_damaged_or_has_a_gap_is_none_and_other_files_are_no
         recording.read(copy.path)
 
 
-# Recordings and the runs that they belong to.
-
-
 @pytest.mark.parametrize(
     "settings",
     [

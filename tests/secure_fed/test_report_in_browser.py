@@ -7,7 +7,6 @@ byte. Nothing but Chromium itself is needed.
 from __future__ import annotations
 
 import base64
-import fcntl
 import io
 import itertools
 import json
@@ -16,7 +15,8 @@ import re
 import select
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -154,41 +154,30 @@ class Browser:
 @contextmanager
 def running_browser(folder: Path) -> Iterator[Browser]:
     """A fresh Chromium with its profile in `folder`; it reads commands from descriptor 3, answers on 4."""
-    theirs_in, commands = os.pipe()
-    answers, theirs_out = os.pipe()
-    # Descriptors above 4, so that neither is overwritten before it is copied to 3 or 4.
-    sources = [fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, 10) for pipe in (theirs_in, theirs_out)]
-    log = os.open(folder / "chromium.log", os.O_WRONLY | os.O_CREAT)
-    program = browser_program()
-    process = os.posix_spawn(
-        program,
-        [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"],
-        {**os.environ, "HOME": str(folder)},
-        setpgroup=0,
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, log, 1),
-            (os.POSIX_SPAWN_DUP2, log, 2),
-            (os.POSIX_SPAWN_DUP2, sources[0], 3),
-            (os.POSIX_SPAWN_DUP2, sources[1], 4),
-        ],
-    )
-    for descriptor in (theirs_in, theirs_out, *sources, log):
-        os.close(descriptor)
-    try:
-        yield Browser(answers, commands)
-    finally:
-        os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        os.close(commands)
-        os.close(answers)
+    command = [browser_program(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
+    moved = 'exec "$@" 3<&0 4>&1 </dev/null >"$0" 2>&1'
+    with subprocess.Popen(
+        ["sh", "-c", moved, str(folder / "chromium.log"), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "HOME": str(folder)},
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield Browser(process.stdout.fileno(), process.stdin.fileno())
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-@contextmanager
-def started_browser(new_folder: Callable[[], Path]) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A Chromium that answers: one that ends before its first page is shown is started again, in a new folder."""
     with ExitStack() as until_the_end:
         for start in range(1, STARTS + 1):
-            folder = new_folder()
+            folder = tmp_path_factory.mktemp("chromium")
             try:
                 running = until_the_end.enter_context(running_browser(folder))
             except (BrowserError, BrokenPipeError) as gone:
@@ -197,12 +186,6 @@ def started_browser(new_folder: Callable[[], Path]) -> Iterator[Browser]:
                     pytest.fail(f"{gone}, {STARTS} times in turn; its last words: {its_words}")
             else:
                 break
-        yield running
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with started_browser(lambda: tmp_path_factory.mktemp("chromium")) as running:
         yield running
 
 

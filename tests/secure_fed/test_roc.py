@@ -26,6 +26,9 @@ def binormal(auc: float, n: int, rng: np.random.Generator) -> tuple[Floats, Floa
     return rng.normal(size=n) + math.sqrt(2) * stats.norm.ppf(auc), rng.normal(size=n)
 
 
+AT_NIGHT = [(0.65, 40), (0.9, 200), (0.97, 10), (0.97, 15)]
+
+
 def naive_tail(at_least: int, n: int, p: float) -> float:
     return math.fsum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(at_least, n + 1))
 
@@ -99,16 +102,17 @@ def test_the_interval_of_the_false_positives_holds_though_the_threshold_is_taken
 @pytest.mark.parametrize(
     ("auc", "n"),
     [
-        pytest.param(auc, n, marks=pytest.mark.nightly if (auc, n) in ((0.65, 40), (0.9, 200)) else pytest.mark.weekly)
-        for auc, n in itertools.product([0.5, 0.65, 0.9], [40, 200])
+        pytest.param(auc, n, marks=pytest.mark.nightly if (auc, n) in AT_NIGHT else pytest.mark.weekly)
+        for auc, n in [*itertools.product([0.5, 0.65, 0.9], [40, 200]), (0.97, 10), (0.97, 15)]
     ],
 )
 def test_the_area_is_in_its_interval_as_often_as_said(auc: float, n: int) -> None:
+    """Near one some samples of few units are separate, with an exact interval, and others are resampled."""
     rng, covered, runs = np.random.default_rng(n), 0, 800
-    for _ in range(runs):
-        low, high = roc.auc_interval(*binormal(auc, n, rng), 0.95, rng, 400)
+    for seed in range(runs):
+        low, high = roc.rank(*binormal(auc, n, rng), seed=seed, resamples=400).auc_interval
         covered += low <= auc <= high
-    assert 0.92 <= covered / runs <= 0.98
+    assert 0.92 <= covered / runs <= (0.98 if auc < 0.97 else 1)
 
 
 @pytest.mark.parametrize(
@@ -127,19 +131,6 @@ def test_the_interval_is_scipys(auc: float, n: int, decimals: int) -> None:
     ).confidence_interval
     found = roc.rank(members, non_members, resamples=10_000).auc_interval
     assert found == pytest.approx((theirs.low, theirs.high), abs=0.012)  # the random error of 10,000 resamples
-
-
-def test_groups_are_resampled_apart() -> None:
-    """Each resample keeps the number of members. The spread follows from each group's own variance."""
-    members, non_members = binormal(0.7, 50, np.random.default_rng(3))
-    drawn = roc.resampled(members, non_members, np.random.default_rng(0), 4000)
-    above = members[:, None] > non_members[None, :]
-    placed, passed = above.mean(1), above.mean(0)
-    # by the law of total variance, for independent draws with replacement from either group
-    pairs = above.mean() * (1 - above.mean())
-    variance = (49 * placed.var() + 49 * passed.var() + pairs) / 2500
-    assert drawn.mean() == pytest.approx(above.mean(), abs=0.005)
-    assert drawn.std() == pytest.approx(math.sqrt(variance), rel=0.05)
 
 
 @every("auc", [0.0, 1.0])
@@ -170,17 +161,6 @@ def test_few_units_have_an_interval_that_holds(steps: int, n: int) -> None:
         low, high = roc.rank(members, non_members, seed=seed).auc_interval
         covered += low <= truth <= high
     assert covered >= 0.95 * 150
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("n", [10, 15])
-def test_the_interval_holds_for_few_units_near_one(n: int) -> None:
-    """At this area some samples are separate, with an exact interval, and others are resampled."""
-    rng, covered = np.random.default_rng(n), 0
-    for seed in range(400):
-        low, high = roc.rank(*binormal(0.97, n, rng), seed=seed, resamples=300).auc_interval
-        covered += low <= 0.97 <= high
-    assert covered >= 0.92 * 400
 
 
 def test_a_thousand_of_each_are_ranked_with_all_that_is_said() -> None:

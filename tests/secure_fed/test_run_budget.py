@@ -211,9 +211,6 @@ def test_an_older_copy_of_a_ledger_is_noticed_by_a_run_that_starts_anew(tmp_path
     federation(other).run(tmp_path / "third")  # a file of heads that has never seen the ledger cannot tell
 
 
-# Stopping when the budget is spent.
-
-
 def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
     settings = made(tmp_path / "wards.sqlite", epsilon=8.0) | {"privacy.on_exhausted": "stop", "evaluation.every": 5}
     result = federation({**settings, "federation.rounds": 6}).run(tmp_path / "run")
@@ -227,9 +224,6 @@ def test_a_run_may_stop_when_the_ledger_is_spent(tmp_path: Path) -> None:
     assert (again["rounds"], again["releases"], again["epsilon"]) == (3, 3, said["epsilon"])
     with refused(BudgetExhausted):
         federation({**settings, "federation.rounds": 6}).run(tmp_path / "second")
-
-
-# On the command line.
 
 
 @pytest.mark.slow
@@ -288,6 +282,14 @@ def naive(rows: Divided) -> Any:
 @given(divided, divided)
 def test_digests_are_equal_where_the_units_are(one: Divided, other: Divided) -> None:
     assert (digest(one) == digest(other)) == (naive(one) == naive(other))
+
+
+@settings(max_examples=40)
+@given(divided, st.randoms(use_true_random=False), st.permutations(range(3)))
+def test_neither_order_nor_the_names_of_units_count(rows: Divided, rng: Any, names: list[int]) -> None:
+    renamed = [(text, label, names[unit]) for text, label, unit in rows]
+    rng.shuffle(renamed)
+    assert digest(renamed) == digest(rows)
 
 
 @pytest.fixture

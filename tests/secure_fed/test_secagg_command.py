@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -13,34 +13,23 @@ from protocols.lies import ATTACKS
 from protocols.parameters import Policy
 from protocols.server import Server
 from secure_fed.commands import secagg as secagg_command
-from secure_fed.commands.cli import main
 from tests.golden import golden
+from tests.secure_fed.conftest import Ran
 
 SMALL = ("--clients", "8", "--dim", "20")
 TAMPERED = (*SMALL, "--tamper", "replay", "--json")
 RING = ("--clients", "24", "--dim", "20", "--neighbours", "10", "--corrupt", "0")
 MEASURED = r"[\d.e-]+ m?s\b|(?<=seconds\": )[\d.e-]+|(?<=_most\": )[\d.e-]+|client \d+ and"
-Told = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Told:
+def told(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """A function: arguments of `secure-fed secagg` -> (exit status, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            status = main(["secagg", *arguments])
-        except SystemExit as end:
-            status = int(end.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run
+    return partial(ran, "secagg")
 
 
-def test_sums_and_lies_are_shown_as_tables(told: Told) -> None:
+def test_sums_and_lies_are_shown_as_tables(told: Ran) -> None:
     """Sums with and without checks of a lying server, on complete graphs and rings; a lie that is caught is a success."""
     shown = []
     for arguments in (
@@ -58,7 +47,7 @@ def test_sums_and_lies_are_shown_as_tables(told: Told) -> None:
     assert "exact, bit for bit" in told(*RING, "--active")[1]
 
 
-def test_a_sum_as_json(told: Told) -> None:
+def test_a_sum_as_json(told: Ran) -> None:
     status, out, _ = told(*SMALL, "--active", "--json")
     facts = json.loads(out)
     assert status == 0
@@ -69,7 +58,7 @@ def test_a_sum_as_json(told: Told) -> None:
     golden("secure_fed/secagg_json.txt", json.dumps(facts, indent=1) + "\n", hide=MEASURED)
 
 
-def test_a_lie_that_is_not_caught_is_a_failure(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lie_that_is_not_caught_is_a_failure(told: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Policy, "check", lambda policy, parameters: None)
     status, out, _ = told(*SMALL, "--tamper", "small-sum")
     assert status == 1
@@ -79,7 +68,7 @@ def test_a_lie_that_is_not_caught_is_a_failure(told: Told, monkeypatch: pytest.M
     assert (status, facts["exact"], facts["tamper"]["caught"], facts["tamper"]["by"]) == (1, True, False, None)
 
 
-def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     total = Server.total
     with monkeypatch.context() as patched:
         patched.setattr(Server, "total", lambda self: total(self) + total(self).dtype.type(1))
@@ -94,7 +83,7 @@ def test_a_sum_that_aborted_or_is_wrong_is_a_failure(told: Told, monkeypatch: py
     assert "0 clients have sent their vectors" in facts["aborted"]
 
 
-def test_bad_arguments_end_with_two_and_a_sentence(told: Told) -> None:
+def test_bad_arguments_end_with_two_and_a_sentence(told: Ran) -> None:
     said = []
     for arguments in (
         ("--clients", "8"),
@@ -118,7 +107,7 @@ def test_bad_arguments_end_with_two_and_a_sentence(told: Told) -> None:
     golden("secure_fed/secagg_refusals.txt", "\n".join(said) + "\n")
 
 
-def test_help_lists_every_kind_of_lie(told: Told) -> None:
+def test_help_lists_every_kind_of_lie(told: Ran) -> None:
     status, out, _ = told("--help")
     assert status == 0
     for kind, attack in ATTACKS.items():
@@ -127,7 +116,7 @@ def test_help_lists_every_kind_of_lie(told: Told) -> None:
     assert "swapped-key  (the clients, stage share; needs --active)" in out
 
 
-def test_a_long_run_tells_how_far_it_is_on_standard_error(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_tells_how_far_it_is_on_standard_error(told: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secagg_command, "_QUIET_SECONDS", 0.0)
     status, out, err = told(*SMALL, "--json")
     assert status == 0

@@ -239,12 +239,6 @@ def test_the_size_of_the_sketch_is_nothing_to_the_basis() -> None:
         assert (one / factor - exact(found)).norm() < 1e-5 * exact(found).norm()
 
 
-def test_the_order_of_clients_is_nothing_to_what_is_found() -> None:
-    found = changes((40, 30), 3, 4)
-    one, two = both(found, 12)[0], both(found[::-1], 12)[0]
-    assert (one - two).norm() < 1e-5 * one.norm()
-
-
 def test_factors_that_cancel_are_multiplied_exactly() -> None:
     """(B R)(R^T A) is B A, so the change is float32 rounding. The sketch must be that change's, not its halves' rounding."""
     generator = torch.Generator().manual_seed(0)
@@ -255,9 +249,6 @@ def test_factors_that_cancel_are_multiplied_exactly() -> None:
     want = (change.left.double() @ change.right.double()) @ sketch.directions(30, 6, 1)
     assert (sketch.sketched(change, 6, 1) - want).norm() < 1e-6 * want.norm()
     assert (change.dense() - change.left.double() @ change.right.double()).norm() > 1e-2 * want.norm()
-
-
-# The size.
 
 
 NARROW = [(4, 4), (300, 4), (2, 2), (1, 1), (900, 2)]

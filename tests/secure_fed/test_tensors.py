@@ -164,14 +164,6 @@ def test_no_number_is_needed() -> None:
     assert 16 * 10**6 < Tensors({"d": product}).wire_size < 16 * 10**6 + 300
 
 
-torch.set_num_threads(1)
-
-
-def product(rows: int, columns: int, rank: int, seed: int) -> LowRank:
-    generator = torch.Generator().manual_seed(seed)
-    return LowRank(torch.randn(rows, rank, generator=generator), torch.randn(rank, columns, generator=generator))
-
-
 def formed(svd: Svd) -> Tensor:
     return svd.u * svd.s @ svd.vt
 
@@ -189,7 +181,7 @@ def exactly(matrix: LowRank) -> Tensor:
 @every("inner", [4, 12, 16, 17, 24, 40])
 @every("dense", [False, True])
 def test_both_paths_find_the_best_approximation(rows: int, columns: int, inner: int, dense: bool) -> None:
-    matrix = product(rows, columns, inner, seed=inner)
+    matrix = low_rank(rows, columns, inner, seed=inner)
     want = exactly(matrix)
     found = truncated(want.float() if dense else matrix, 4)
     scale = want.norm()
@@ -199,7 +191,7 @@ def test_both_paths_find_the_best_approximation(rows: int, columns: int, inner: 
 
 def test_the_factored_path_forms_no_matrix() -> None:
     """A 60000 x 60000 float64 matrix would need 29 GB."""
-    found = truncated(product(60_000, 60_000, 6, seed=0), 4)
+    found = truncated(low_rank(60_000, 60_000, 6, seed=0), 4)
     assert found.u.shape == (60_000, 4)
     assert found.s[0] > found.s[3] > 0
 
@@ -214,7 +206,7 @@ def test_what_truncated_promises(
 ) -> None:
     """For any shape, any true rank including zero, and any requested rank."""
     rank, live = min(rank, rows, columns), min(live, inner, rows, columns)
-    matrix = product(rows, columns, inner, seed)
+    matrix = low_rank(rows, columns, inner, seed)
     matrix = LowRank(matrix.left * (torch.arange(inner) < live), matrix.right)
     want, scale = exactly(matrix), 1 + exactly(matrix).norm()
     found = truncated(want if dense else matrix, rank)
@@ -239,7 +231,7 @@ def test_tangent_is_what_a_change_of_the_factors_can_make(
 
     `reach` has one column for each entry of X and of Y.
     """
-    made = product(rows, columns, inner, seed)
+    made = low_rank(rows, columns, inner, seed)
     made = LowRank(made.left * (torch.arange(inner) < live), made.right)
     step = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
     b, a = made.left.double(), made.right.double()
@@ -255,7 +247,7 @@ def test_tangent_is_what_a_change_of_the_factors_can_make(
 @given(st.integers(2, 10), st.integers(2, 10), seeds)
 def test_signs_do_not_depend_on_the_path(rows: int, columns: int, seed: int) -> None:
     rank = min(rows, columns) // 2
-    matrix = product(rows, columns, rank, seed)
+    matrix = low_rank(rows, columns, rank, seed)
     one, two = truncated(matrix, rank), truncated(exactly(matrix), rank)
     assert torch.allclose(one.u, two.u, atol=1e-5)
     assert torch.allclose(one.vt, two.vt, atol=1e-5)
@@ -271,18 +263,18 @@ def test_of_equally_large_entries_the_first_is_positive() -> None:
 
 
 def test_balanced_shares_the_size() -> None:
-    b, a = balanced(truncated(product(8, 6, 3, seed=1), 3))
+    b, a = balanced(truncated(low_rank(8, 6, 3, seed=1), 3))
     assert torch.allclose(b.T @ b, a @ a.T, atol=1e-10)
 
 
 def test_rounding_noise_is_not_a_direction() -> None:
     """In a float32 matrix of true rank 2, the singular values from the third on are rounding errors and count as zero."""
-    noisy = product(50, 50, 2, seed=4).dense()
+    noisy = low_rank(50, 50, 2, seed=4).dense()
     assert int((truncated(noisy, 5).s > 0).sum()) == 2
 
 
 def test_same_answer_twice_and_no_use_of_the_global_random_state() -> None:
-    matrix = LowRank(product(9, 7, 2, seed=5).left, product(9, 7, 2, seed=6).right)
+    matrix = LowRank(low_rank(9, 7, 2, seed=5).left, low_rank(9, 7, 2, seed=6).right)
     state = torch.random.get_rng_state()
     one, two = truncated(matrix, 5), truncated(matrix, 5)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -311,7 +303,7 @@ def test_recompressed_is_the_same_matrix(scale: float) -> None:
 @every("dense", [False, True])
 def test_large_matrices_are_not_decomposed_in_full(inner: int, dense: bool) -> None:
     """The best approximation within float32's rounding, for few factors, factors too many for a QR, and dense matrices."""
-    made = product(300, 320, inner, seed=inner)
+    made = low_rank(300, 320, inner, seed=inner)
     matrix = LowRank(made.left * 0.9 ** torch.arange(inner), made.right)
     want = exactly(matrix)
     given_ = want.float() if dense else matrix

@@ -178,15 +178,19 @@ def test_a_tracker_that_is_not_installed(extra: str, callback: str, monkeypatch:
         getattr(secure_fed, callback)()
 
 
-@pytest.mark.nightly  # importing it takes seconds
+@pytest.mark.nightly  # importing them and making a data base takes seconds
 @pytest.mark.parametrize("private", [False, True])
-def test_weights_and_biases_itself_offline(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb")
+def test_the_packages_themselves_without_a_network(
+    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb, mlflow = (pytest.importorskip(name) for name in ("wandb", "mlflow"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+    store = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / 'all.db'}"}
+    for name, value in store.items():
+        monkeypatch.setenv(name, value)
     made = private_toys.federation if private else toys.federation
-    made(PUBLIC_PRIVATE if private else {}, callbacks=[secure_fed.WandbCallback()]).run(tmp_path / "run")
+    callbacks = [secure_fed.WandbCallback(), secure_fed.MLflowCallback()]
+    made(PUBLIC_PRIVATE if private else {}, callbacks=callbacks).run(tmp_path / "run")
     wandb.teardown()  # a finished run may not be in its file yet
     folder = tmp_path / "run" / "private" if private else tmp_path
     (written,) = folder.glob("wandb/offline-run-*/run-*.wandb")
@@ -194,17 +198,7 @@ def test_weights_and_biases_itself_offline(private: bool, tmp_path: Path, monkey
     assert b"accuracy" in content
     assert (b"train_loss" in content) == (not private)
     assert [path for path in tmp_path.rglob("*.wandb") if path != written] == []
-
-
-@pytest.mark.nightly  # a new data base takes ten seconds
-@pytest.mark.parametrize("private", [False, True])
-def test_mlflow_itself_in_a_file(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'all.db'}")
-    made = private_toys.federation if private else toys.federation
-    made(PUBLIC_PRIVATE if private else {}, callbacks=[secure_fed.MLflowCallback()]).run(tmp_path / "run")
-    place = tmp_path / "run" / "private" / "mlflow.db" if private else tmp_path / "all.db"
+    place = folder / ("mlflow.db" if private else "all.db")
     assert [path for path in tmp_path.rglob("*.db") if path.name in ("all.db", "mlflow.db")] == [place]
     client = mlflow.MlflowClient(f"sqlite:///{place}")
     (run,) = client.search_runs([client.get_experiment_by_name("secure-fed").experiment_id])

@@ -23,6 +23,8 @@ from secure_fed.export import trained
 from secure_fed.learning.models.locate import locate
 from tests.golden import golden, refused
 from tests.secure_fed import small_models, toys
+from tests.secure_fed.conftest import Ran
+from tests.secure_fed.test_per_example import texts
 
 SMALL = (
     *("federation.clients=4", "federation.cohort=2", "federation.rounds=1", "method.rank=2"),
@@ -69,17 +71,16 @@ def test_a_client_has_its_own_model(personal: tuple[Path, Federation]) -> None:
     assert not torch.equal(*heads)
 
 
-def test_personal_tensors_need_a_client(
-    personal: tuple[Path, Federation], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_personal_tensors_need_a_client(personal: tuple[Path, Federation], ran: Ran, tmp_path: Path) -> None:
     out, federation = personal
-    for command in (["predict", str(out)], ["export", str(out), str(tmp_path / "adapter")]):
-        assert main(command) == 2
-        golden("secure_fed/personal.txt", capsys.readouterr().err)
+    for command in (("predict", out), ("export", out, tmp_path / "adapter")):
+        status, _, error = ran(*command)
+        assert status == 2
+        golden("secure_fed/personal.txt", error)
     with refused(ConfigError):
         trained.load_run(out, "nobody")
     chosen = next(client.name for client in federation.assembly.clients if client.kept is not None)
-    assert main(["export", str(out), str(tmp_path / "adapter"), "--client", chosen]) == 0
+    assert ran("export", out, tmp_path / "adapter", "--client", chosen)[0] == 0
 
 
 def test_a_run_holds_in_another_directory(
@@ -93,9 +94,9 @@ def test_a_run_holds_in_another_directory(
     monkeypatch.chdir(tmp_path / "two")
     loaded = trained.load_run(tmp_path / "run")
     assert len(list(loaded.predict(["calm word1"]))) == 1
-    for texts in ("calm", ["calm", {"text": "a"}]):
+    for wrong in ("calm", ["calm", {"text": "a"}]):
         with refused(ConfigError):
-            list(loaded.predict(texts))
+            list(loaded.predict(wrong))
     loaded.export("adapter")
     config = json.loads(Path("adapter/adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == str(tmp_path / "one" / "model")
@@ -130,15 +131,9 @@ def test_an_export_on_the_built_in_model_names_it_and_no_place(
     assert capsys.readouterr() == ("", "")
 
 
-def texts(seed: int, count: int) -> list[dict[str, Any]]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(2, 40, (count, 7), generator=generator)
-    return [{"input_ids": row.tolist(), "labels": number % 3} for number, row in enumerate(ids)]
-
-
 def own_federation(model: Any) -> Federation:
-    train = [texts(1, 9), texts(2, 12)]
-    return Federation(toys.config({"method.modules_to_save": []}), model=model, train=train, test=texts(3, 6))
+    train = [texts(9), texts(12)]
+    return Federation(toys.config({"method.modules_to_save": []}), model=model, train=train, test=texts(6))
 
 
 def test_a_model_of_ones_own_is_exported_by_its_federation(tmp_path: Path) -> None:
@@ -237,9 +232,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     return hub
 
 
-def last(capsys: pytest.CaptureFixture[str]) -> str:
-    """The last line on standard error."""
-    return capsys.readouterr().err.splitlines()[-1] + "\n"
+def last(error: str) -> str:
+    return error.splitlines()[-1] + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -250,12 +244,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, small_model: Path, small_d
     return out
 
 
-def test_a_push_is_private_and_carries_the_card(
-    played: Played, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["export", str(run_dir), str(tmp_path / "out"), "--merged", "--push-to-hub", "me/notes"]) == 0
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "out"), "https://hub/me/notes"]
+def test_a_push_is_private_and_carries_the_card(played: Played, run_dir: Path, tmp_path: Path, ran: Ran) -> None:
+    status, printed, _ = ran("export", run_dir, tmp_path / "out", "--merged", "--push-to-hub", "me/notes")
+    assert (status, printed.splitlines()) == (0, [str(tmp_path / "out"), "https://hub/me/notes"])
     assert played.private["me/notes"]
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= played.uploaded["me/notes"]
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
@@ -264,24 +255,24 @@ def test_a_push_is_private_and_carries_the_card(
 
 
 @pytest.mark.parametrize("name", ["me/open", "me/new"])
-def test_only_public_publishes(
-    name: str, played: Played, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    push = ["export", str(run_dir), "--merged", "--push-to-hub", name]
-    assert main([*push, str(tmp_path / "first")]) == (2 if name == "me/open" else 0)
+def test_only_public_publishes(name: str, played: Played, run_dir: Path, tmp_path: Path, ran: Ran) -> None:
+    push = ["export", run_dir, "--merged", "--push-to-hub", name]
+    status, _, error = ran(*push, tmp_path / "first")
+    assert status == (2 if name == "me/open" else 0)
     if name == "me/open":
-        golden("hub/public.txt", last(capsys))
+        golden("hub/public.txt", last(error))
     assert (name in played.uploaded) is (name == "me/new")
-    assert main([*push, str(tmp_path / "second"), "--public"]) == 0
+    assert ran(*push, tmp_path / "second", "--public")[0] == 0
     assert name in played.uploaded
 
 
 def test_a_push_that_fails_is_one_sentence_and_leaves_the_folder(
-    played: Played, run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    played: Played, run_dir: Path, tmp_path: Path, ran: Ran
 ) -> None:
     played.error = OSError("no route to host\nand a page of more")
-    assert main(["export", str(run_dir), str(tmp_path / "out"), "--merged", "--push-to-hub", "me/notes"]) == 1
-    golden("hub/failed.txt", last(capsys))
+    status, _, error = ran("export", run_dir, tmp_path / "out", "--merged", "--push-to-hub", "me/notes")
+    assert status == 1
+    golden("hub/failed.txt", last(error))
     assert (tmp_path / "out" / "README.md").exists()
 
 
@@ -295,18 +286,15 @@ REFUSED: dict[str, tuple[list[str], bool, str | None]] = {
 
 
 def test_a_push_that_must_fail_writes_nothing(
-    played: Played,
-    run_dir: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    played: Played, run_dir: Path, tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = []
     for case, (options, offline, token) in REFUSED.items():
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
         monkeypatch.setattr(huggingface_hub, "get_token", lambda token=token: token)
-        assert main(["export", str(run_dir), str(tmp_path / "out"), *options]) == 2
-        told.append(f"{case}: {last(capsys)}")
+        status, _, error = ran("export", run_dir, tmp_path / "out", *options)
+        assert status == 2
+        told.append(f"{case}: {last(error)}")
         assert not (tmp_path / "out").exists()
         assert not played.uploaded
     golden("hub/refused.txt", "".join(told))
