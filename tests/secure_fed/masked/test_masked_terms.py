@@ -204,7 +204,10 @@ def test_no_round_fails_for_the_size_of_a_secret_cohort() -> None:
 
     accepted = 0
     for settings in (
+        {},
+        {f"{S}threshold": 3},
         {f"{S}neighbours": 2, f"{S}corrupt": 0.0},
+        {f"{S}corrupt": 0.34, f"{S}dropout": 0.34},
         {f"{S}active": True, f"{S}corrupt": 0.2, f"{S}dropout": 0.2},
         {"privacy.clip_norm": 5.5e-6},
         {"privacy.clip_norm": 3.5e-6},
