@@ -12,6 +12,7 @@ import json
 import re
 import runpy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,7 @@ def test_a_table_that_stored_runs_no_longer_give_is_named_with_the_command_that_
     assert page.read_text() == filled
 
 
+@cache
 def retired() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """A pattern of the retired words, where they are no names in code, and one of the phrases that may contain them."""
     table = (DOCS / "words.md").read_text(encoding="utf-8").split("\n\n")[2]

@@ -31,7 +31,7 @@ from secure_fed.learning.data import notes
 from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.learning.models.locate import locate
 from secure_fed.runs import roc
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals
 from tests.cells import chosen
 from tests.golden import refused
 
@@ -114,11 +114,8 @@ def test_an_adapter_that_learned_the_members_is_found(
     scores, own, out = tmp_path / "scores.csv", tmp_path / "sharper.py", tmp_path / "some" / "audit"
     monkeypatch.setattr("attacks.any_model.report._drawing", lambda *given: "")
     own.write_text("def scores(subject):\n    return -(subject.losses() ** 2)\n")
-    more = ("--json", "--fail-above", "auc=0.6", "--scores", scores, "--attack", own, "--out", out)
-    assert main(audit(folder, "members", *more)) == 4
-    told, said = capsys.readouterr()
-    assert "is above --fail-above auc=0.6" in said
-    leak = json.loads(told)
+    more = ("--fail-above", "auc=0.6", "--scores", scores, "--attack", own, "--out", out)
+    leak = facts_of(audit(folder, "members", *more), capsys, 4, "is above --fail-above auc=0.6")
     assert leak["verdict"] == "leak", leak["sentences"]
     assert (leak["members"], leak["non_members"]) == (TEXTS, TEXTS)
     assert [one.get("at_chance") for one in leak["baselines"]] == [True, True, None]
@@ -142,13 +139,6 @@ def test_an_adapter_that_learned_the_members_is_found(
     assert {path.stat().st_mode & 0o77 for path in (out, *out.iterdir())} == {0}
 
 
-@pytest.mark.nightly
-def test_an_adapter_that_learned_other_texts_gives_nothing_away(folder: Path, capsys: Capsys) -> None:
-    trained(folder / "adapter-elsewhere", rows(TEXTS, 2), 4)
-    assert main(audit(folder, "elsewhere", "--json", "--fail-above", "auc=0.999")) == 0
-    assert json.loads(capsys.readouterr().out)["verdict"] == "nothing"
-
-
 @pytest.mark.parametrize("by", chosen(["dates", "words and labels"], ["dates"]))
 def test_a_split_by_dates_or_words_alone_voids_an_audit(by: str, folder: Path, tmp_path: Path, capsys: Capsys) -> None:
     files: list[Any] = []
@@ -158,13 +148,10 @@ def test_a_split_by_dates_or_words_alone_voids_an_audit(by: str, folder: Path, t
         some = zip(rows(TEXTS, seed), dates, strict=True)
         dated = [{**row, "text": seen + row["text"], "when": when} for row, when in some]
         files += [option, written(tmp_path / f"{year}.jsonl", dated)]
-    more = ("--out", tmp_path / "out", "--json", "--fail-above", "auc=0.99")
-    assert main(audit(folder, "members", "--date", "when", *files, *more)) == 5
-    told, said = capsys.readouterr()
-    found = json.loads(told)
+    more = ("--out", tmp_path / "out", "--fail-above", "auc=0.99")
+    found = facts_of(audit(folder, "members", "--date", "when", *files, *more), capsys, 5, "cannot be judged")
     assert found["verdict"] == "void"
     assert found["sentences"][0].startswith(f"Members and others differ by their {by} alone")
-    assert "cannot be judged" in said
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     assert "This audit cannot tell" in page
     assert "<svg" not in page
@@ -366,9 +353,9 @@ def test_false_alarms_of_the_verdict_are_as_rare_as_it_says(monkeypatch: pytest.
 @pytest.mark.nightly
 def test_two_references_make_ratios_and_one_makes_none(folder: Path, capsys: Capsys) -> None:
     for count, more in ((1, set[str]()), (2, {"LiRA offline", "RMIA offline"})):
-        named = [part for seed in range(count) for part in ("--reference", str(untrained(folder, seed)))]
-        assert main([str(one) for one in audit(folder, "members", "--json", *named)]) == 0
-        areas = {one["signal"]: one["auc"] for one in json.loads(capsys.readouterr().out)["signals"]}
+        named = [part for seed in range(count) for part in ("--reference", untrained(folder, seed))]
+        found = facts_of(audit(folder, "members", *named), capsys)
+        areas = {one["signal"]: one["auc"] for one in found["signals"]}
         assert set(areas) == {"loss", "loss beside references"} | more
         assert all(areas[name] > 0.6 for name in more)
 

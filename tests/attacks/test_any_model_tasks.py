@@ -22,7 +22,7 @@ from secure_fed.errors import ModelError
 from secure_fed.federation import Federation
 from secure_fed.learning.data import notes
 from secure_fed.learning.models.locate import locate
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals
 from tests.attacks.test_any_model import written
 from tests.golden import refused
 
@@ -71,8 +71,7 @@ def test_texts_learned_by_heart_are_found(kind: str, tmp_path: Path, capsys: Cap
     asked = ["--members", str(files[0]), "--non-members", str(files[1]), "--task", data.task]
     asked += ["--text-b", second] if second else []
     asked += ["--labels", ",".join(labels)] if labels else []
-    assert main(["audit", "model", str(model), *asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = facts_of(["audit", "model", str(model), *asked], capsys)
     assert found["verdict"] == "leak", found["sentences"]
     assert found["signals"][0]["auc"] > 0.8
 
@@ -125,7 +124,7 @@ def test_a_model_may_lack_tags_that_never_occur(folder: Path, capsys: Capsys) ->
 def test_questions_and_tags_are_read_as_the_options_say(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
     """A refusal names options, also those of a reference, and no settings."""
     none = [{**row, "answers": {"text": [], "answer_start": []}} for row in rows("question_answering")[:TEXTS]]
-    some = ("--members", written(tmp_path / "none.jsonl", none), "--json")
+    some = ("--members", written(tmp_path / "none.jsonl", none))
     short = shutil.copytree(folder / "answers", tmp_path / "short")
     config = json.loads((short / "config.json").read_text())
     (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 64}))
@@ -146,17 +145,14 @@ def test_questions_and_tags_are_read_as_the_options_say(folder: Path, tmp_path: 
         audit(folder, "named", "tokens", "--labels", "O,B-drug,I-drug,B-organ,I-organ"),
     ]
     refusals("any_model_tasks", calls, capsys, hide=r"(?<=cannot be loaded )\(.*?\)(?=; give)")
-    assert main(audit(folder, "answers", "question_answering", *some, "--unanswerable")) == 0
-    assert json.loads(capsys.readouterr().out)["members"] > 0
+    assert facts_of(audit(folder, "answers", "question_answering", *some, "--unanswerable"), capsys)["members"] > 0
 
 
 def test_a_training_on_questions_can_be_prepared(folder: Path, tmp_path: Path, capsys: Capsys) -> None:
     prepare = ["audit", "prepare", str(folder / "question_answering-members.jsonl"), "--task", "question_answering"]
     assert main([*prepare, "--out", str(tmp_path / "out"), "--count", "20"]) == 0
-    prepared = ["audit", "prepared", str(folder / "answers"), str(tmp_path / "out"), "--json", "--max-length", "40"]
-    capsys.readouterr()
-    assert main([*prepared, "--stride", "8"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    prepared = ["audit", "prepared", str(folder / "answers"), str(tmp_path / "out"), "--max-length", "40"]
+    told = facts_of([*prepared, "--stride", "8"], capsys)
     assert told["candidates"] == 20
     assert told["task"] == "extractive question answering"
     calls = (prepared, [*prepare, "--out", str(tmp_path / "two"), "--canaries", "labels"])
@@ -238,19 +234,17 @@ def test_losses_are_on_the_scale_that_the_export_states(place: Path) -> None:
 
 def test_an_audit_says_how_labels_were_read(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     texts = ["--members", str(place / "members.jsonl"), "--non-members", str(place / "others.jsonl")]
-    audit, out = ["audit", "model", "--task", "regression", *texts, "--json"], str(tmp_path / "out")
+    audit, out = ["audit", "model", "--task", "regression", *texts], str(tmp_path / "out")
     prepare = ["audit", "prepare", str(place / "members.jsonl"), "--out", out, "--task", "regression"]
     assert main(prepare) == 0
-    prepared = ["audit", "prepared", "--json"]
-    capsys.readouterr()
+    prepared = ["audit", "prepared"]
     for call, said in (
         ([*audit, place / "whole", "--label-scale", "10"], "(label - 110.0) / 10.0"),
         ([*audit, place / "silent"], "give --label-centre and --label-scale, or a leak goes unnoticed"),
         ([*audit, place / "silent", "--label-centre", "0"], "(label - 0.0) / 1.0"),
         ([*prepared, place / "silent", out, "--label-centre", "110"], "(label - 110.0) / 1.0"),
     ):
-        assert main([str(part) for part in call]) == 0
-        assert said in json.loads(capsys.readouterr().out)["sentences"][-1]
+        assert said in facts_of(call, capsys)["sentences"][-1]
     calls = (
         [place / "whole", "--label-scale", "9"],
         [place / "silent", "--label-scale", "0"],
@@ -277,22 +271,3 @@ def test_a_damaged_file_is_one_sentence(place: Path, tmp_path: Path) -> None:
         (adapter / "label_scale.json").write_text(damage)
         with refused(ModelError):
             opened(Asked("builtin/tiny", *files, DataConfig(train="x", task="regression"), adapter=adapter))
-
-
-def test_a_run_predicts_and_its_exports_load(place: Path) -> None:
-    """The file beside the weights, and the two keys of config.json, are in nobody's way."""
-    from peft import PeftModel
-    from transformers import AutoModelForSequenceClassification, pipeline
-
-    texts = [row["text"] for row in numbered()[:4]]
-    values = [one["value"] for one in load_run(place / "run").predict(texts)]
-    whole = pipeline("text-classification", model=str(place / "whole"), function_to_apply="none")
-    assert [CENTRE + SCALE * one["score"] for one in whole(texts)] == pytest.approx(values, abs=1e-3)
-    own = {"num_labels": 1, "problem_type": "regression"}
-    base = AutoModelForSequenceClassification.from_pretrained(locate("builtin/tiny"), **own)
-    tuned: Any = PeftModel.from_pretrained(base, str(place / "adapter")).eval()
-    read = whole.tokenizer(texts, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        assert (CENTRE + SCALE * tuned(**read).logits[:, 0]).tolist() == pytest.approx(values, abs=1e-3)
-    scale = json.loads((place / "adapter" / "label_scale.json").read_text())
-    assert scale == {"label_centre": CENTRE, "label_scale": SCALE}

@@ -32,7 +32,7 @@ from secure_fed.learning.data.encode import ASIDE, IGNORED
 from secure_fed.learning.data.rows import Rows
 from secure_fed.learning.problem import Problem
 from secure_fed.learning.tasks.chat import Chats, ChatTemplate, template_tokens
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals
 from tests.attacks.small_lm import saved, tokenizer_of, untrained
 from tests.attacks.test_any_model import lines_of, written
 from tests.cells import every
@@ -189,8 +189,7 @@ def test_memorised_conversations_come_back(place: Path, capsys: Capsys) -> None:
     asked = ["audit", "extract", str(place / "tuned"), str(place / "seen.jsonl"), "--task", "chat"]
     asked += ["--max-length", "128", "--suffix", str(SUFFIX)]
     reference = ["--reference", str(place / "template")]
-    assert main([*asked, "--answers", *reference, "--json", "--fail-above", "extracted=0.5"]) == 4
-    facts = json.loads(capsys.readouterr().out)
+    facts = facts_of([*asked, "--answers", *reference, "--fail-above", "extracted=0.5"], capsys, 4)
     own, control = facts["readers"]
     assert facts["only_by_the_model"] == own["near"] > len(SEEN) / 2
     assert control["near"] == 0
@@ -211,8 +210,7 @@ def test_members_of_any_form_are_told_by_every_signal(place: Path, tmp_path: Pat
         tmp_path / "recall.jsonl", [{"instruction": one[0][1], "output": one[1][1]} for one in chats(2, 7)]
     )
     more = ("--reference", place / "template", "--neighbours", "2", "--recall", recall, "--out", tmp_path / "o")
-    assert main(audit(place, *more, "--json")) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = facts_of(audit(place, *more), capsys)
     found = {one["signal"]: one["auc"] for one in facts["signals"]}
     of_losses = {"loss", "loss beside references", "loss by zlib", "Min-K %", "Min-K %++", "neighbourhood"}
     assert found.keys() == of_losses | {"ReCaLL"}
@@ -349,18 +347,15 @@ def test_planted_secrets_are_exposed_by_a_training_of_chats(
     assert sum("code" in chat[2][1] for chat in train) == len(train) - len(UNSEEN) > 0
     model = memorised(untrained(tokenizer), tokenizer, train, 40)
     saved(model, tokenizer, tmp_path / "tuned")
-    capsys.readouterr()
-    prepared = ["audit", "prepared", str(tmp_path / "tuned"), str(out), "--max-length", "128", "--json"]
-    assert main([*prepared, "--exposure"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    prepared = ["audit", "prepared", str(tmp_path / "tuned"), str(out), "--max-length", "128"]
+    facts = facts_of([*prepared, "--exposure"], capsys)
     assert facts["members"]["p_value"] < 1e-3 < facts["others"]["p_value"], facts
     for one in facts["secrets"][:4]:
         own = next(chat[2][1] for chat in map(_turns, lines_of(out / "candidates.jsonl")) if one["name"] in chat[2][1])
         said = _answered(model, tokenizer, one["name"])
         ahead = int((said >= said[int(own[-3:-1])]).sum()) - 1
         assert abs(one["ahead"] - ahead) <= 1, "one more or less by rounding"
-    assert main(prepared) == 0
-    assert json.loads(capsys.readouterr().out)["auc"] > 0.9
+    assert facts_of(prepared, capsys)["auc"] > 0.9
     refusals("chats_room", [[*prepared, "--max-length", "20"]], capsys)
 
 
@@ -430,9 +425,7 @@ def test_an_audit_of_a_run_counts_no_token_of_the_template(tmp_path: Path, token
     )
     run = str(tmp_path / "run")
     assert main(["train", "--out", run, *(part for one in settings for part in ("--set", one))]) == 0
-    capsys.readouterr()
-    assert main(["audit", run, "--attack", "gradient_inversion", "--json"]) == 0
-    cells = json.loads(capsys.readouterr().out)["cells"]
+    cells = facts_of(["audit", run, "--attack", "gradient_inversion"], capsys)["cells"]
     update, *_ = next(one["measured"] for one in cells if one["applicable"])["per_update"]
     counted = template_tokens(tokenizer) | set(tokenizer.all_special_ids)
     ids = TASK.encode(tokenizer, rows(ELSEWHERE), 96).input_ids

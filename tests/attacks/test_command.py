@@ -34,7 +34,7 @@ from secure_fed.errors import ConfigError, UsageError
 from secure_fed.runs.store import locked
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import samples
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals
 from tests.golden import golden, refused
 
 SMALL = [
@@ -64,10 +64,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, train_rows: Path, small_mo
 
 
 def audit(run_dir: Path, capsys: Capsys, *more: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert cli.main(["audit", str(run_dir), "--json", *more]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
-    return found
+    return facts_of(["audit", run_dir, *more], capsys)
 
 
 def private(folder: Path) -> dict[str, bytes]:
@@ -237,7 +234,7 @@ def kept(folder: Path, cells: list[dict[str, Any]], **result: Any) -> Path:
 
 def cell(attack: str, vantage: str, auc: float, lower: float | None, accounted: float | None) -> dict[str, Any]:
     return {
-        **{"attack": attack, "vantage": vantage, "applicable": True, "auc": auc, "auc_interval": [auc, auc]},
+        **{"attack": attack, "vantage": vantage, "applicable": True, "auc": auc, "auc_interval": [auc - 0.1, auc]},
         **{"epsilon_lower": lower, "epsilon_accounted": accounted},
     }
 
@@ -263,6 +260,7 @@ def test_a_row_says_of_which_attack_and_adversary_each_number_is(tmp_path: Path)
         ["loss", "outsider", 0.9, None, None, None, 0.0],
         [*[None] * 6, 0.0],
     ]
+    assert found[0].auc_interval == (0.52, 0.62), "that of its cell, so that one AUC has one interval"
     golden("attacks/sweep.txt", "".join(f"{sentence(one)}\n" for one in found))
 
 

@@ -35,10 +35,9 @@ from attacks.extraction.exposure import (
 from attacks.extraction.prefix import Continued, Item, continued, leading, personal_items, similarity, windows
 from attacks.prepared.findings import _of, sentences, untold
 from privacy.entropy import SeededEntropy
-from secure_fed.commands.cli import main
 from secure_fed.errors import ModelError
 from secure_fed.learning.data import notes
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals, shown_by
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
 from tests.cells import every
 from tests.golden import refused
@@ -207,8 +206,8 @@ def test_a_begin_token_is_read_and_not_counted(place: Path, tmp_path: Path, toke
     assert leading(tokenizer) == []
     assert windows(beginning, texts(), 8, 8).ids.tolist() == windows(tokenizer, texts(), 8, 8).ids.tolist()
     tuned = saved(learned(untrained(beginning), beginning, texts()[:2], 60), beginning, tmp_path / "tuned")
-    assert main([*extract(place, "fresh")[:2], str(tuned), *extract(place, "fresh")[3:], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["readers"][0]["verbatim"] >= 2
+    (own,) = facts_of([*extract(place, "fresh")[:2], tuned, *extract(place, "fresh")[3:]], capsys)["readers"]
+    assert own["verbatim"] >= 2
 
 
 def test_a_model_that_gives_no_number_is_refused(tokenizer: Any) -> None:
@@ -296,22 +295,19 @@ def extract(place: Path, name: str, *more: Any) -> list[str]:
 
 def test_what_came_back_stands_beside_what_comes_back_anyway(place: Path, tmp_path: Path, capsys: Capsys) -> None:
     reference = "--reference", place / "fresh"
-    assert main(extract(place, "tuned", *reference, "--json", "--fail-above", "extracted=0.2")) == 4
-    told, said = capsys.readouterr()
-    facts = json.loads(told)
+    call = extract(place, "tuned", *reference, "--fail-above", "extracted=0.2")
+    facts = facts_of(call, capsys, 4, "above --fail-above extracted=0.2")
     own, control = facts["readers"]
     assert own["verbatim"] >= 5
     assert (control["near"], control["never_saw"]) == (0, True)
     assert facts["only_by_the_model"] == own["near"]
     assert facts["personal_in_texts"]["e-mail"] == own["personal"]["e-mail"] == 1
     assert control["personal"] == {}
-    assert "above --fail-above extracted=0.2" in said
     assert "written" not in facts["returned"][0], "texts are shown on request alone"
     twin = shutil.copytree(place / "tuned", tmp_path / "twin")
-    assert main(extract(place, "tuned", "--reference", twin, "--json")) == 0
-    assert json.loads(capsys.readouterr().out)["only_by_the_model"] == 0, "another model gives it back too"
-    assert main(extract(place, "tuned", "--show-texts", "--fail-above", "extracted=1")) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    both = facts_of(extract(place, "tuned", "--reference", twin), capsys)
+    assert both["only_by_the_model"] == 0, "another model gives it back too"
+    shown = shown_by(extract(place, "tuned", "--show-texts", "--fail-above", "extracted=1"), capsys)
     assert "ann.b@post.org" in shown
     assert "There is no reference that never saw them" in shown
     assert "1 of 1 (e-mail)" in shown
@@ -324,10 +320,8 @@ def test_the_base_of_an_adapter_is_a_control(place: Path, tmp_path: Path, capsys
         untrained(tokenizer, 1), LoraConfig(task_type="CAUSAL_LM", target_modules=["c_attn"], init_lora_weights=False)
     )
     adapter.save_pretrained(tmp_path / "adapter")
-    assert main(extract(place, "fresh", "--adapter", str(tmp_path / "adapter"), "--json")) == 0
-    own, base = json.loads(capsys.readouterr().out)["readers"]
-    assert main(extract(place, "fresh", "--json")) == 0
-    (alone,) = json.loads(capsys.readouterr().out)["readers"]
+    own, base = facts_of(extract(place, "fresh", "--adapter", str(tmp_path / "adapter")), capsys)["readers"]
+    (alone,) = facts_of(extract(place, "fresh"), capsys)["readers"]
     assert (own["model"], base["model"]) == ("the model", "its base")
     assert base["expected_in_draws"] == pytest.approx(alone["expected_in_draws"], rel=1e-4, abs=0)
     assert own["expected_in_draws"] != pytest.approx(alone["expected_in_draws"], rel=0.01, abs=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from secure_fed.commands.cli import main
 from secure_fed.config import RunConfig
 from secure_fed.federation import Federation
 from secure_fed.learning.data import notes
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals, shown_by
 from tests.attacks.small_lm import learned, saved, tokenizer_of, untrained
 from tests.attacks.test_any_model import written
 from tests.cells import every
@@ -96,8 +95,7 @@ def audit(place: Path, model: str, *more: Any) -> list[str]:
 
 
 def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: Capsys) -> None:
-    assert main(audit(place, "tuned", "--json", "--fail-above", "advantage=0.2")) == 4
-    facts = json.loads(capsys.readouterr().out)
+    facts = facts_of(audit(place, "tuned", "--fail-above", "advantage=0.2"), capsys, 4)
     model, words, most = facts["guesses"]
     assert facts["verdict"] == "leak", facts
     assert model["members"] > 0.9
@@ -105,8 +103,7 @@ def test_a_town_that_was_learned_by_heart_is_given_away(place: Path, capsys: Cap
     assert abs(words["advantage"]) < 0.35
     assert words["others"] < 0.7, "the town itself is not among the words"
     assert most["by"] == "the most frequent value"
-    assert main(audit(place, "fresh")) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = shown_by(audit(place, "fresh"), capsys)
     assert "nothing found" in shown
     assert "Without any model, words alone" in shown
 
@@ -255,16 +252,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 def test_a_word_that_goes_with_the_label_is_read_from_answers(run_dir: Path, capsys: Capsys) -> None:
-    assert main(["audit", "share", str(run_dir), "fever", "--json", "--fail-above", "gain=0.3"]) == 4
-    told = capsys.readouterr()
-    found = json.loads(told.out)
+    share = ["audit", "share", run_dir]
+    found = facts_of([*share, "fever", "--fail-above", "gain=0.3"], capsys, 4, "is above --fail-above gain=0.3")
     assert found["verdict"] == "leak", found
     assert found["error"] < 0.5 * found["baseline"]
     assert found["p_value"] < 0.01
     assert found["clients"] == CLIENTS
-    assert "is above --fail-above gain=0.3" in told.err
-    assert main(["audit", "share", str(run_dir), "mother"]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "nothing found" in shown_by([*share, "mother"], capsys)
 
 
 def test_what_gives_no_share_is_one_sentence(run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:

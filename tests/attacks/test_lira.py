@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
+from scipy.special import expit
 
 from attacks import lira, rmia
 from attacks.adversary.case import Settings
@@ -228,22 +229,16 @@ def naive(
 ) -> list[float]:
     """Every x against every z, probabilities as they are."""
 
-    def sigmoid(value: float) -> float:
-        return 1 / (1 + float(np.exp(-value)))
+    def without(confidences: Floats) -> float:
+        return ((1 + a) * float(expit(confidences).mean()) + 1 - a) / 2
 
-    def without(confidences: list[float]) -> float:
-        return ((1 + a) * float(np.mean([sigmoid(one) for one in confidences])) + 1 - a) / 2
-
-    rho_z = [
-        sigmoid(z[j]) / without([float(z_reference[s, j]) for s in range(len(z_reference))]) for j in range(len(z))
-    ]
+    rho_z = [expit(one) / without(z_reference[:, j]) for j, one in enumerate(z)]
     found = []
-    for i in range(len(phi)):
-        ins = [float(reference_phi[s, i]) for s in range(len(inside)) if inside[s, i]]
-        outs = [float(reference_phi[s, i]) for s in range(len(inside)) if not inside[s, i]]
-        both = (np.mean([sigmoid(one) for one in ins]) + np.mean([sigmoid(one) for one in outs])) / 2
-        rho_x = sigmoid(phi[i]) / (both if online else without(outs))
-        found.append(sum(rho_x / one > gamma for one in rho_z) / len(rho_z))
+    for i, one in enumerate(phi):
+        ins, outs = reference_phi[inside[:, i], i], reference_phi[~inside[:, i], i]
+        both = (expit(ins).mean() + expit(outs).mean()) / 2
+        rho_x = expit(one) / (both if online else without(outs))
+        found.append(sum(rho_x / other > gamma for other in rho_z) / len(rho_z))
     return found
 
 

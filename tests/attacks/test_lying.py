@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from attacks.lying.trials import LIES, Outcome, Table, audited, rate, tried
 from secure_fed import Federation, RunConfig
 from secure_fed.commands.cli import main
 from secure_fed.tensors.tensors import Tensors
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals
 from tests.cells import chosen
 from tests.golden import refused
 from tests.secure_fed import toys
@@ -226,8 +225,7 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: Capsys) -> No
     settings = [one.split("=") for one in BASE]
     file.write_text("\n".join(f"{name} = {text if text[0].isdigit() else repr(text)}" for name, text in settings))
     command = ["audit", "lying", str(file), "--trials", "8", "--attack"]
-    assert main([*command, "traps", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = facts_of([*command, "traps"], capsys)
     assert (found["round"], found["sees"], found["trials"]) == (2, "single updates", 8)
     (cell,) = found["cells"]
     assert cell["hits"] >= 4

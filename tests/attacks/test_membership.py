@@ -1,4 +1,8 @@
-"""Membership from losses, from steps explained by gradients, and from single updates."""
+"""Membership from losses, from steps explained by gradients, and from single updates.
+
+Gradients, steps and their cosines are compared with plain autograd. Under a public order an attack uses a unit's own turns, and
+removes correlated noise around them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,22 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from attacks import loss, regression, round_losses, update_score
+from attacks import canary_cosine, loss, regression, round_losses, update_score
 from attacks.adversary import steps
-from attacks.adversary.case import Case, Inapplicable, Seen, Settings, seen
-from attacks.adversary.steps import spaced
+from attacks.adversary.case import Case, Inapplicable, Settings, seen
+from attacks.adversary.null import Floats, refuted
+from attacks.adversary.steps import releases, spaced, weights_of
+from attacks.evidence import figures
 from attacks.regression import RIDGE, Sketch, needed
 from secure_fed.federation import Federation
-from secure_fed.runs.recording import Recorded, Update
+from secure_fed.learning.models.adapters.lora import pairs
+from secure_fed.runs.recording import Update
 from secure_fed.tensors.tensors import Tensors
 from tests.attacks import canaried, overfitted
 from tests.cells import chosen
+from tests.contracts import runs
 from tests.golden import refused
+from tests.secure_fed.example_gradients import losses_at
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +45,11 @@ def outsider() -> Case:
 @pytest.fixture(scope="module")
 def fellow() -> Case:
     return overfitted.case(overfitted.learned(), "fellow_client")
+
+
+@pytest.fixture(scope="module")
+def server() -> Case:
+    return overfitted.case(overfitted.learned(), "server")
 
 
 def test_a_score_is_the_log_odds_of_the_right_label(outsider: Case) -> None:
@@ -59,10 +73,11 @@ def test_a_trajectory_counts_rounds_by_how_far_above_the_population() -> None:
 def test_what_was_learned_by_heart_is_found_and_the_sign_is_right(outsider: Case, fellow: Case) -> None:
     """At chance before training and under shuffled truth."""
     members = outsider.assembly.audit_pool.members
-    for attack, case in ((loss, outsider), (round_losses, fellow)):
-        found = attack.run(case, Settings()).scores
-        assert overfitted.area(found, members) > 0.8
-        assert abs(overfitted.area_of_shuffled(found, members) - 0.5) < 0.03
+    for attack, case in ((loss, outsider), (round_losses, fellow), (regression, fellow)):
+        found = attack.run(case, Settings())
+        assert overfitted.area(found.scores, members) > 0.8
+        assert abs(overfitted.area_of_shuffled(found.scores, members) - 0.5) < 0.03
+    assert found.measured == {"rounds": 10, "units_without": 0}
     untrained = outsider.unit_confidences(outsider.assembly.initial.tensors)
     assert abs(overfitted.area(untrained, members) - 0.5) < 0.17  # more than two standard errors of 40 against 40
 
@@ -72,20 +87,13 @@ def test_rounds_are_spaced_evenly_and_refused_where_none_were_seen(outsider: Cas
     assert spaced(list(range(10)), 4) == [0, 3, 6, 9]
     assert spaced([4, 5], 4) == [4, 5]
     assert spaced([4, 5, 6], 1) == [4]
-    assert round_losses.run(fellow, Settings(max_rounds=3)).measured["rounds"] == 3
-    with refused(Inapplicable):
-        round_losses.run(outsider, Settings())
+    for attack in (round_losses, regression):
+        assert attack.run(fellow, Settings(max_rounds=3)).measured["rounds"] == 3
+        with refused(Inapplicable):
+            attack.run(outsider, Settings())
 
 
 # Steps explained by gradients.
-
-
-Ran = tuple[Federation, Tensors, Recorded]
-
-
-@pytest.fixture(scope="module")
-def ran() -> Ran:
-    return overfitted.learned()
 
 
 def alike(count: int, size: int, shared: int, seed: int) -> Tensor:
@@ -128,25 +136,6 @@ def test_a_sketch_keeps_inner_products() -> None:
     assert float(off.max()) < 6 / np.sqrt(4_000)  # six standard deviations of one
 
 
-@pytest.mark.parametrize("vantage", chosen(["fellow_client", "secure_server", "server"], ["fellow_client"]))
-def test_steps_give_members_away_and_the_sign_is_right(ran: Ran, vantage: str) -> None:
-    members = ran[0].assembly.audit_pool.members
-    found = regression.run(overfitted.case(ran, vantage), Settings())
-    assert overfitted.area(found.scores, members) > 0.8
-    assert abs(overfitted.area_of_shuffled(found.scores, members) - 0.5) < 0.03
-    assert found.measured == {"rounds": 10, "units_without": 0}
-
-
-def test_updates_credited_to_other_clients_tell_nothing(ran: Ran) -> None:
-    """The first round, whose start knows nobody; everybody's updates in the name of the client before it."""
-    case, members, first = overfitted.case(ran, "server"), ran[0].assembly.audit_pool.members, Settings(max_rounds=1)
-    names = list(ran[0].assembly.problem.names)
-    turned = [replace(one, client=names[names.index(one.client) - 1]) for one in case.seen.updates]
-    wrong = replace(case, seen=replace(case.seen, updates=turned))
-    assert overfitted.area(regression.run(case, first).scores, members) > 0.8
-    assert overfitted.area(regression.run(wrong, first).scores, members) < 0.67  # 2.6 deviations of 40 against 40
-
-
 SENT: list[dict[str, Any]] = [
     {"method.name": "fedsvd"},
     {"method.name": "fra_lora", "method.transport_form": "sketch", "method.sketch": 6},
@@ -168,27 +157,13 @@ def test_whatever_clients_send_is_compared_as_what_trains(tmp_path: Path, settin
 
 
 @pytest.mark.nightly
-def test_a_sketch_finds_it_too(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_finds_it_too(server: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "_NUMBERS", 180 * 400)
-    found = regression.run(overfitted.case(ran, "server"), Settings()).scores
-    assert overfitted.area(found, ran[0].assembly.audit_pool.members) > 0.7
-
-
-def test_rounds_are_spaced_and_refused_where_none_were_kept(ran: Ran) -> None:
-    case = overfitted.case(ran, "fellow_client")
-    assert regression.run(case, Settings(max_rounds=3)).measured["rounds"] == 3
-    outsider = Case(case.assembly, Seen("outsider", case.seen.final), case.references)
-    with refused(Inapplicable):
-        regression.run(outsider, Settings())
+    found = regression.run(server, Settings()).scores
+    assert overfitted.area(found, server.assembly.audit_pool.members) > 0.7
 
 
 # Single updates (FedMIA).
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    ran = overfitted.run(tmp_path_factory.mktemp("updates") / "run")
-    return overfitted.case(ran, "server")
 
 
 def with_updates(server: Case, updates: Sequence[Update]) -> Case:
@@ -228,14 +203,14 @@ def test_scores_are_means_over_the_rounds_of_the_own_client() -> None:
     assert found[3] == 0.5
 
 
-def test_credited_to_the_wrong_clients_it_is_at_chance(server: Case) -> None:
-    """Were a unit compared with another client's update, members would be as likely as anybody to stand out."""
-    names = list(server.assembly.audit_pool.names)
+@pytest.mark.parametrize("attack", [regression, update_score])
+def test_updates_credited_to_other_clients_tell_nothing(attack: Any, server: Case) -> None:
+    """The first round, whose start knows nobody; everybody's updates in the name of the client before it."""
+    members, names = server.assembly.audit_pool.members, list(server.assembly.audit_pool.names)
     turned = [replace(one, client=names[names.index(one.client) - 1]) for one in server.seen.updates]
-    right, wrong = (update_score.run(of, Settings()) for of in (server, with_updates(server, turned)))
-    assert overfitted.area(right.scores, server.assembly.audit_pool.members) > 0.75
-    assert right.measured == {"rounds": 6, "rounds_of_a_unit": 6.0, "units_without": 0}
-    assert overfitted.area(wrong.scores, server.assembly.audit_pool.members) < 0.62
+    right, wrong = (attack.run(of, Settings(max_rounds=1)) for of in (server, with_updates(server, turned)))
+    assert overfitted.area(right.scores, members) > 0.75
+    assert overfitted.area(wrong.scores, members) < 0.67  # 2.6 deviations of 40 against 40
 
 
 def test_a_change_as_it_is_is_its_own_pull_back(server: Case) -> None:
@@ -276,3 +251,179 @@ def test_rounds_are_spaced_and_without_updates_to_compare_it_is_refused(server: 
     for updates in (few, [], [replace(one, weight=0.0) for one in server.seen.updates]):
         with refused(Inapplicable):
             update_score.run(with_updates(server, updates), Settings())
+
+
+# Gradients and steps.
+
+
+def naive_cosine(
+    federation: Federation, before: Tensors, examples: Sequence[Any], direction: Tensors, names: Sequence[str]
+) -> float:
+    """The cosine from the gradient of the mean loss of all these examples in one batch."""
+    leaves = {name: before.tensor(name).clone().requires_grad_() for name in before}
+    federation.assembly.objective.eval()
+    batch = federation.assembly.problem.collate(list(examples))
+    gradient = torch.autograd.grad(
+        losses_at(federation.assembly.objective, leaves, batch).mean(),
+        [leaves[name] for name in names],
+        materialize_grads=True,
+        allow_unused=True,
+    )
+    g = torch.cat([one.double().reshape(-1) for one in gradient])
+    d = torch.cat([direction.tensor(name).double().reshape(-1) for name in names])
+    return float(-g @ d / (g.norm() * d.norm()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", chosen(["fedlora", "ffa_lora", "fra_lora"], ["fra_lora"]))
+def test_a_cosine_is_that_of_the_gradient_of_a_units_mean_loss(method: str) -> None:
+    """On a transformer, for units of one, two and five texts of different lengths; batches contain whole units."""
+    federation = runs.federation(runs.settings(method))
+    before = federation.assembly.initial.tensors
+    generator = torch.Generator().manual_seed(0)
+    before = Tensors(
+        (name, before.tensor(name) + 0.05 * torch.randn(before[name].shape, generator=generator)) for name in before
+    )
+    names = steps.trained_names(federation.assembly, before, 0)
+    direction = Tensors((name, torch.randn(before[name].shape, generator=generator)) for name in names)
+    examples = [federation.assembly.problem.test[i] for i in range(8)]
+    owner = np.array([0, 1, 1, 2, 2, 2, 2, 2])
+    found = steps.cosines(federation.assembly, before, 0, examples, owner, [direction, direction * -2.0])
+    for unit in range(3):
+        own = [examples[i] for i in np.flatnonzero(owner == unit)]
+        expected = naive_cosine(federation, before, own, direction, names)
+        assert found[unit] == pytest.approx([expected, -expected], abs=1e-4)
+
+
+def test_a_step_is_the_change_of_what_trained(monkeypatch: pytest.MonkeyPatch, fellow: Case) -> None:
+    """Small batches give the same cosines with it, and a cosine with nothing is zero."""
+    states, federation = fellow.seen.states, fellow.assembly
+    step = steps.of_states(federation, states[0], states[1], 0)
+    names = federation.method.plan(federation.initial).trainable
+    assert list(step) == sorted(names)
+    for name in names:
+        assert torch.equal(step.tensor(name), states[1].tensor(name) - states[0].tensor(name))
+    nothing = steps.of_states(federation, states[0], states[0], 0)
+    whole = steps.cosines(federation, states[0], 0, *fellow.looked_at, [step, nothing])
+    assert whole[:, 0].all()
+    assert not whole[:, 1].any()
+    monkeypatch.setattr(steps, "_EXAMPLES", 3)
+    parts = steps.cosines(federation, states[0], 0, *fellow.looked_at, [step, nothing])
+    assert parts == pytest.approx(whole, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fra_lora", "fedsvd"])
+def test_a_step_does_not_go_by_how_products_are_split(method: str) -> None:
+    """B A = (B R) (R^-1 A): the same models, the same scores; a difference of factors would see a large step in the split."""
+    federation = runs.federation(runs.settings(method))
+    generator = torch.Generator().manual_seed(0)
+    start = federation.assembly.initial.tensors
+    before, after = (
+        Tensors((name, torch.randn(tensor.shape, generator=generator)) for name, tensor in start.items())
+        for _ in range(2)
+    )
+    rank = before[pairs(before)[0].a].shape[0]
+    turned = dict(after)
+    mixed = torch.randn(rank, rank, generator=generator).double() + 3 * torch.eye(rank).double()
+    for pair in pairs(after):
+        turned[pair.a] = (torch.linalg.inv(mixed) @ after.tensor(pair.a).double()).float()
+        turned[pair.b] = (after.tensor(pair.b).double() @ mixed).float()
+    one, other = (steps.of_states(federation.assembly, before, end, 0) for end in (after, Tensors(turned)))
+    for name in one:
+        torch.testing.assert_close(
+            one.tensor(name), other.tensor(name), rtol=1e-3, atol=1e-3 * float(one.tensor(name).abs().max())
+        )
+
+
+@pytest.mark.parametrize(("method", "scale"), [("fra_lora", 2.0), ("federa", 1.0)])
+def test_a_pulled_back_product_is_its_inner_product_with_any_small_step(method: str, scale: float) -> None:
+    """<J v, D> by a difference of two products, against <v, d>. FeDeRA's scale does not follow from alpha."""
+    rule = {"method.rule": "fra_lora"} if method == "federa" else {}
+    federation = runs.federation(runs.settings(method, **rule, **{"method.rank": 8}))
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(like: Tensors) -> Tensors:
+        return Tensors((name, torch.randn(like[name].shape, generator=generator).double()) for name in like)
+
+    before, after, v = (normal(federation.assembly.initial.tensors) for _ in range(3))
+    step = steps.of_states(federation.assembly, before, after, 0)
+    expected = sum(float((step.tensor(n) * v.tensor(n)).sum()) for n in before)
+    found = 0.0
+    adapted = set()
+    for pair in pairs(before):
+        product = [scale * side.tensor(pair.b) @ side.tensor(pair.a) for side in (before, after, before + v * 1e-6)]
+        found += float(((product[1] - product[0]) * (product[2] - product[0])).sum()) / 1e-6
+        adapted |= {pair.a, pair.b}
+    for name in set(before) - adapted:
+        found += float(((after.tensor(name) - before.tensor(name)) * v.tensor(name)).sum())
+    assert expected == pytest.approx(found, rel=1e-4)
+
+
+TURNS: dict[str, Any] = {
+    **canaried.CLIENTS,
+    "federation.sampling": "schedule",
+    "federation.cohort": 20,
+    "federation.rounds": 6,
+    "privacy.noise": "central",
+    "privacy.correlation": "none",
+    "privacy.noise_multiplier": 0.6,
+}
+
+
+def case_of(**settings: Any) -> Case:
+    return canaried.case({**TURNS, **settings}, canaried.MANY_CLIENTS)[0]
+
+
+def turns_by_hand(case: Case) -> Floats:
+    """(rounds, units) of the members whom the server draws; a client that was held out has one of the turns that are left."""
+    server = case.assembly.server
+    drawn = [{server.names[i] for i in server.draw(round_)} for round_ in range(6)]
+    return np.array([[float(unit.name in names) for unit in case.units] for names in drawn])
+
+
+def test_a_unit_is_looked_for_in_its_own_turns() -> None:
+    case = case_of()
+    seen, weights, turns = releases(case, ""), weights_of(case), turns_by_hand(case)
+    assert [release.round for release in seen] == list(range(6))
+    found = np.array([weights(unit, seen) for unit in case.units])
+    members = case.assembly.audit_pool.members
+    np.testing.assert_array_equal(found[members], turns.T[members])
+    assert not turns.T[~members].any()
+    np.testing.assert_array_equal(found.sum(axis=0), np.full(6, 20.0))  # all 120 have their turn, present or not
+    np.testing.assert_array_equal(found.sum(axis=1), np.ones(120))
+
+
+def test_correlated_noise_is_undone_around_a_turn() -> None:
+    case = case_of(**{"privacy.correlation": "banded"})
+    plan: Any = case.assembly.protection.plan
+    assert plan.correlation.band > 1
+    seen, turns = releases(case, ""), turns_by_hand(case)
+    column = np.pad(plan.correlation.column, (0, 6))[:6]
+    c = np.array([[column[i - j] if i >= j else 0.0 for j in range(6)] for i in range(6)])
+    lengths = np.array([release.length for release in seen])
+    members = [number for number, there in enumerate(case.assembly.audit_pool.members) if there][:10]
+    for unit, own in [(case.units[number], turns[:, number]) for number in members]:
+        expected = c.T @ c @ own * lengths
+        np.testing.assert_allclose(weights_of(case)(unit, seen), expected / np.abs(expected).max())
+
+
+def test_the_estimate_is_that_of_one_gaussian() -> None:
+    """The shift of a score is at most 1 / z: the other clients' part of a release takes some of it."""
+    case = case_of()
+    found: Any = canary_cosine.run(case, Settings())
+    assert not refuted(found.null.tails[~case.assembly.audit_pool.members])
+    told = figures.judged(found, case.assembly.audit_pool.members, delta=1e-3, significance=0.05, seed=0, releases=6)
+    estimate: Any = {one.name: one for one in told.estimates}["sampled_gaussian"]
+    accounted = 5.98  # of a Gaussian with z = 0.6 at delta 1e-3
+    assert 0.3 * accounted < estimate.point
+    assert estimate.epsilon < accounted
+
+
+def test_who_never_had_a_turn_is_scored_by_all_rounds() -> None:
+    """As is everybody from the final model alone: no round is told from another."""
+    case = case_of(**{"federation.rounds": 3})
+    seen, weights = releases(case, ""), weights_of(case)
+    found = np.array([weights(unit, seen) for unit in case.units])
+    assert sorted(found.sum(axis=1)) == [1.0] * 60 + [3.0] * 60
+    final = replace(case, seen=replace(case.seen, states={}))
+    np.testing.assert_array_equal(weights_of(final)(final.units[0], releases(final, "")), [1.0])

@@ -26,7 +26,7 @@ from secure_fed.errors import ConfigError, DataError
 from secure_fed.learning.data import notes
 from secure_fed.learning.data.rows import Vocabulary
 from secure_fed.runs.roc import Ranking
-from tests.attacks.refusals import Capsys, refusals
+from tests.attacks.refusals import Capsys, facts_of, refusals, shown_by
 from tests.attacks.small_lm import saved, tokenizer_of, untrained
 from tests.attacks.test_any_model import LENGTH, lines_of, trained, written
 from tests.golden import refused
@@ -157,9 +157,8 @@ def test_the_exposure_of_targets_is_that_of_prompts_and_targets(tmp_path: Path, 
     tokenizer = tokenizer_of([row["text"] for row in rows(40)])
     model = untrained(tokenizer)
     saved(model, tokenizer, tmp_path / "model")
-    command = ["audit", "prepared", str(tmp_path / "model"), str(tmp_path / "out"), "--exposure", "--json"]
-    assert main(command) == 0
-    found = [one["exposure"] for one in json.loads(capsys.readouterr().out)["secrets"]]
+    command = ["audit", "prepared", tmp_path / "model", tmp_path / "out", "--exposure"]
+    found = [one["exposure"] for one in facts_of(command, capsys)["secrets"]]
     _, planted = folder.planted_in(tmp_path / "out", manifest)
     assert found == [one.exposure for one in exposures(model, tokenizer, template, planted, prompted=True)]
     assert found != [one.exposure for one in exposures(model, tokenizer, template, planted)]
@@ -290,13 +289,9 @@ def test_a_training_that_learned_by_heart_spent_an_epsilon_and_another_did_not(
     model = ["audit", "prepared", "builtin/tiny", "--adapter", str(adapter), "--max-length", str(LENGTH)]
     model += ["--labels", "kind 0,kind 1,kind 2"]
     limit = ["--fail-above", "epsilon=1"]
-    assert main([*model, str(tmp_path / "own"), "--json", *limit]) == 4
-    told, said = capsys.readouterr()
-    found = json.loads(told)
+    found = facts_of([*model, tmp_path / "own", *limit], capsys, 4, "above --fail-above epsilon=1")
     assert 1 < found["epsilon_lower"] <= found["epsilon_most"]
-    assert "above --fail-above epsilon=1" in said
-    assert main([*model, str(tmp_path / "the others"), *limit]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = shown_by([*model, str(tmp_path / "the others"), *limit], capsys)
     assert "epsilon is at least 0.00 at delta 1e-05" in shown
     assert "It assumes that" in shown
 

@@ -7,7 +7,6 @@ kept the lines in which it differs from one of these.
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -19,11 +18,10 @@ from typing import Any
 import pytest
 
 from attacks import record
-from attacks.catalogue import ATTACKS
 from attacks.record import content
-from attacks.report import curves, display, page, sweep
+from attacks.report import curves, display, page
 from attacks.report.display import Audited
-from attacks.report.sentences import headline, how_to_read, untried
+from attacks.report.sentences import headline, how_to_read
 from secure_fed.errors import RunDirectoryError
 from tests.attacks import samples
 from tests.attacks.refusals import Capsys
@@ -247,23 +245,6 @@ def test_a_terminal_of_80_columns_shows_every_attack(capsys: Capsys, monkeypatch
     golden("attacks/terminals.txt", re.sub(r" +$", "", "\n".join(told), flags=re.M))
 
 
-def test_attacks_that_were_not_made_are_named() -> None:
-    """Alone, beside one of the user's own, and where one of all did not apply."""
-
-    def head(name: str) -> str:
-        return headline(samples.audit(OTHERS[name][1]))
-
-    of = len(samples.ATTACKS)
-    assert head("one attack alone") == f"1 of {len(ATTACKS)} attacks tried: nothing was found"
-    assert head("an attack of ones own").startswith(f"1 of {len(ATTACKS)} attacks and 1 of your own tried: ")
-    assert head("a leak by one attack alone").startswith(f"1 of {len(ATTACKS)} attacks tried: a leak was found")
-    nowhere = f"Nothing was found by the {of - 1} attacks that were possible, of {of}"
-    assert head("an attack that applies nowhere") == nowhere
-    others = untried(samples.audit(OTHERS["one attack alone"][1]))
-    assert all((one.title in others) == (name != "loss") for name, one in ATTACKS.items())
-    assert untried(samples.audit(PROTECTED)) == ""
-
-
 def test_an_audit_in_a_notebook_is_small_and_escaped() -> None:
     named = samples.audit(copied(only(PROTECTED, "loss"), attacks=[{"name": "loss", "title": "<script>x</script>"}]))
     html = Audited(named)._repr_html_()
@@ -304,15 +285,6 @@ def test_the_file_needs_nothing_but_itself_and_names_from_outside_are_text_never
     used = {found for _, value in outline.attributes for found in re.findall(r"url\(#([^)]+)\)", value)}
     assert used
     assert used <= set(identifiers)
-
-
-def test_one_auc_has_one_interval(tmp_path: Path) -> None:
-    """That of the cell, beside other runs too: of the main attack, so that nothing is to be corrected for a choice."""
-    told = copied(cells(LEAKING, auc_interval_corrected=[0.111, 0.999]), main={"attack": "rmia", "vantage": "outsider"})
-    (tmp_path / "result.json").write_text(json.dumps({"epsilon": None, "accuracy": 0.9}))
-    row = sweep._row(tmp_path, samples.audit(told))
-    of_main = next(one for one in told["cells"] if (one["attack"], one["vantage"]) == ("rmia", "outsider"))
-    assert (row.attack, row.auc, list(row.auc_interval or ())) == ("rmia", of_main["auc"], of_main["auc_interval"])
 
 
 # Wrong values.

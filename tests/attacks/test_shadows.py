@@ -225,17 +225,6 @@ def test_shares_of_noise_become_noise_of_the_same_size_on_the_sum() -> None:
     assert protection.mean_noise_std(0.5, 8, 12_000) == pytest.approx(expected / 8)
 
 
-def test_a_client_trains_on_its_units_that_are_inside_and_on_all_that_is_in_no_pool() -> None:
-    federation = few()
-    pool = federation.assembly.audit_pool.units
-    for members in drawn(federation, 3):
-        clients = Reference.of(federation.assembly, members, 0).clients
-        said = [tuple(one["input_ids"].tolist()) for client in clients for one in client.examples]
-        outside = {tuple(unit.examples[0]["input_ids"]) for unit, is_in in zip(pool, members, strict=True) if not is_in}
-        assert not outside & set(said)
-        assert len(said) == sum(runs.SIZES) - int((~members).sum())
-
-
 @pytest.mark.parametrize("cohort", [4, CLIENTS])
 def test_clients_that_are_outside_are_not_in_the_federation(cohort: int) -> None:
     federation = many(**{"federation.cohort": cohort})

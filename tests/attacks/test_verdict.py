@@ -206,14 +206,6 @@ def test_every_verdict_has_its_level_and_its_sentences() -> None:
     golden("attacks/verdicts.txt", "\n".join(told))
 
 
-def test_the_four_verdicts() -> None:
-    """Nothing; as much as a run that keeps its guarantee shows; the same without a guarantee; a bound above the guarantee."""
-    assert judged(cell(0.51, epsilon_lower=0.0, allowed=ALLOWED), **COVERED) == "none_found"
-    assert judged(FOUND, **COVERED) == "within"
-    assert judged(FOUND) == judged({**FOUND, "epsilon_accounted": None}, **COVERED) == "leak"
-    assert judged({**FOUND, "epsilon_lower": 8.1}, **COVERED) == "violation"
-
-
 @every(
     "measured",
     [

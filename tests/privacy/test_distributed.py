@@ -37,7 +37,6 @@ from privacy.errors import PlanError
 from privacy.mechanisms import Gaussian
 from protocols.thresholds import counted_shares
 from tests.cells import chosen, every
-from tests.privacy.discrete_laws import fit, shares, shifted
 
 TOO_UNLIKELY = 1e-6  # streams are seeded, so nothing here fails by chance
 
@@ -54,6 +53,47 @@ class Scripted(Stream):
 
     def words(self, count: int) -> Words:
         return np.array([next(self._next) for _ in range(count)], np.uint64)
+
+
+def probabilities(sigma: float, reach: int) -> Floats:
+    """(2 reach + 1,) probabilities of N_Z(0, sigma^2) at -reach .. reach, normalised over these values."""
+    x = np.arange(-reach, reach + 1)
+    weights = np.exp(-(x**2) / (2 * sigma**2))
+    return np.asarray(weights / weights.sum())
+
+
+def fit(samples: NDArray[np.int64], sigma: float) -> float:
+    """The p-value of Pearson's test that samples follow N_Z(0, sigma^2); rare values (fewer than 10 expected) are one class."""
+    law = probabilities(sigma, int(40 * sigma))
+    reach = len(law) // 2
+    cut = int(np.flatnonzero(law * len(samples) >= 10)[-1]) - reach
+    expected = law[reach - cut : reach + cut + 1] * len(samples)
+    clipped = np.clip(samples, -cut - 1, cut + 1)
+    counts = np.bincount(clipped + cut + 1, minlength=2 * cut + 3)
+    beyond = len(samples) - expected.sum()
+    if beyond < 10:  # too few for a class of their own: counted with the lowest value
+        counts[1] += counts[0] + counts[-1]
+        expected[0] += beyond
+        observed, wanted = counts[1:-1], expected
+    else:
+        observed = np.append(counts[1:-1], counts[0] + counts[-1])
+        wanted = np.append(expected, beyond)
+    return float(stats.chisquare(observed, wanted * (len(samples) / wanted.sum())).pvalue)
+
+
+def shares(sigma: float, count: int, reach: int) -> Floats:
+    """(2 reach + 1,) probabilities of the sum of `count` independent shares N_Z(0, sigma^2), at -reach .. reach."""
+    one = probabilities(sigma, reach)
+    total = one
+    for _ in range(count - 1):
+        total = np.convolve(total, one)
+    beyond = (len(total) - len(one)) // 2  # outer values, which lack the tails cut off from a share
+    return total[beyond : len(total) - beyond]
+
+
+def shifted(law: Floats, by: int) -> tuple[Floats, Floats]:
+    """The probabilities of by + X and of X, at the values that both arrays cover; the values left out are negligible."""
+    return law[:-by], law[by:]
 
 
 @pytest.mark.parametrize("sigma", chosen([1, 2, 4, 16, 128], [1, 128]))
@@ -168,22 +208,12 @@ def test_the_thresholds_are_those_of_exact_fractions() -> None:
         assert distributed.thresholds(bits, 60) == thresholds(bits)
 
 
-class Given(Stream):
-    """A stream whose first call gives copies of `first`, and whose second gives copies of `then`."""
-
-    def __init__(self, first: int, then: int) -> None:
-        self._words = [first, then]
-
-    def words(self, count: int) -> Words:
-        return np.full(count, self._words.pop(0), np.uint64)
-
-
 def test_a_word_at_a_threshold_asks_for_another() -> None:
     for k, (coarse, fine) in enumerate(zip(thresholds(64), thresholds(128), strict=False)):
         rest = fine & (2**64 - 1)
-        assert wholes(1, Given(coarse, rest - 1)).tolist() == [k]
-        assert wholes(1, Given(coarse, rest + 1))[0] > k
-        assert wholes(1, Given(coarse - 1, 0)).tolist() == [k]
+        assert wholes(1, Scripted(coarse, rest - 1)).tolist() == [k]
+        assert wholes(1, Scripted(coarse, rest + 1))[0] > k
+        assert wholes(1, Scripted(coarse - 1, 0)).tolist() == [k]
 
 
 def vector(dim: int, norm: float, seed: int = 0) -> Floats:

@@ -280,35 +280,30 @@ def test_a_torn_record_is_dropped_and_the_next_is_whole(tmp_path: Path, torn: in
     assert (tmp_path / "turns").stat().st_size == 16
 
 
+WRITE = os.write
+
+
 def full(file: int, record: bytes) -> int:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("write", [full, lambda file, record: 3], ids=["full", "short"])
-def test_a_turn_that_cannot_be_noted_is_not_taken(
+@pytest.mark.parametrize("write", [full, lambda file, record: WRITE(file, record[:1])], ids=["full", "cut"])
+def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object
 ) -> None:
-    attendance = begun(tmp_path / "turns")
-    monkeypatch.setattr("privacy.participation.os.write", write)
-    with pytest.raises(LedgerError):
-        attendance.enter(4, FIRST)
-    assert attendance.last(4) is None
-    with pytest.raises(LedgerError):
-        begun(tmp_path)
-
-
-def test_a_turn_that_a_full_disk_cut_does_not_garble_the_turns_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, write = tmp_path / "attendance", os.write
+    """A turn that cannot be noted is not taken."""
+    path = tmp_path / "attendance"
     memory = begun(path)
-    with monkeypatch.context() as full:
-        full.setattr("privacy.participation.os.write", lambda file, record: write(file, record[:1]))
+    with monkeypatch.context() as patch:
+        patch.setattr("privacy.participation.os.write", write)
         with pytest.raises(LedgerError):
             memory.enter(4, SECOND)
+    assert memory.last(4) is None
     memory.enter(4, SECOND)  # the disk has room again
     memory.end()
-    refuses(begun(path), SECOND)
+    assert refuses(begun(path), SECOND)
+    with pytest.raises(LedgerError):
+        begun(tmp_path)
 
 
 @pytest.mark.parametrize("durable", [True, False])

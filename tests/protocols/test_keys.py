@@ -226,14 +226,6 @@ def test_identities_sign_for_one_purpose_and_session() -> None:
         assert not verify(public, signature, purpose, session, body)
 
 
-def test_a_signature_with_any_bit_changed_is_none() -> None:
-    identity = Identity.new()
-    signature = int.from_bytes(identity.sign("roster", SESSION, b"body"), "little")
-    for bit in range(512):
-        changed = (signature ^ 1 << bit).to_bytes(64, "little")
-        assert not verify(identity.public, changed, "roster", SESSION, b"body")
-
-
 def doubled(y: int) -> int:
     """The y of twice the point with this y, by the addition law of the curve -x^2 + y^2 = 1 + d x^2 y^2."""
     d = -121665 * pow(121666, -1, P)
@@ -290,16 +282,6 @@ def test_what_is_sealed_opens_for_its_key_session_sender_and_receiver_alone() ->
     ):
         with pytest.raises(Tampering):
             unseal(Secret(key), sealed, session, sender, receiver)
-
-
-def test_what_is_sealed_and_then_altered_does_not_open() -> None:
-    sealed = seal(Secret(RAW), b"shares", SESSION, 3, 5)
-    altered = [sealed[:length] for length in range(len(sealed))] + [sealed + b"\0", b"\0" + sealed]
-    whole = int.from_bytes(sealed, "little")
-    altered += [(whole ^ 1 << bit).to_bytes(len(sealed), "little") for bit in range(8 * len(sealed))]
-    for one in altered:
-        with pytest.raises(Tampering):
-            unseal(Secret(RAW), one, SESSION, 3, 5)
 
 
 def test_commitments_are_bound_to_secret_session_purpose_and_owner() -> None:

@@ -33,7 +33,7 @@ from protocols.roster import chosen_by, near
 from protocols.server import Server
 from protocols.wire import Advertise, Confirm, Confirmations, Delivery, Masked, Opened, Roster, Shares, Survivors
 from tests.cells import every
-from tests.protocols.looking import everything
+from tests.protocols.looking import contents, everything, remains
 from tests.protocols.sessions import METHODS, Cast, Play, cast, play
 
 VICTIM = 3
@@ -428,27 +428,32 @@ def spoiled(made: Cast, *liars: int) -> Callable[[str, int, bytes], bytes]:
 
 
 def uncommitted(made: Cast) -> Callable[[str, int, bytes], bytes]:
-    """Client 3 commits to another seed than it shares: no holder's share is wrong, and no secret fits the commitment."""
+    """The last client commits to another seed than it shares: no holder's share is wrong, and no secret fits the commitment."""
 
     def say(stage: str, client: int, message: bytes) -> bytes:
-        if (stage, client) != ("share", 3):
+        if (stage, client) != ("share", made.ids[-1]):
             return message
-        shares = Shares.from_bytes(message, made.parameters, 3)
-        return replace(shares, commitment=bytes(32)).to_bytes(made.parameters, 3)
+        shares = Shares.from_bytes(message, made.parameters, client)
+        return replace(shares, commitment=bytes(32)).to_bytes(made.parameters, client)
 
     return say
 
 
 @pytest.mark.parametrize("liars", [(), (3, 5, 7, 9, 11)], ids=["the owner", "the holders"])
-def test_a_secret_that_nothing_fits_leaves_no_sum(liars: tuple[int, ...]) -> None:
+def test_a_secret_that_nothing_fits_leaves_no_sum_and_no_secret(liars: tuple[int, ...]) -> None:
+    """An error keeps its frames' variables alive, and a log may print them: they must not contain an honest client's seed."""
     made = cast(count=7, threshold=3)
-    server = made.server()
+    server, clients = made.server(), made.clients()
+    honest = [client for me, client in clients.items() if liars or me != made.ids[-1]]
+    seeds = [client._keys.seed.reveal() for client in honest if client._keys is not None]
     with pytest.raises(Misdealt) as caught:
-        play(made, say=spoiled(made, *liars) if liars else uncommitted(made), server=server)
+        play(made, say=spoiled(made, *liars) if liars else uncommitted(made), server=server, clients=clients)
     assert caught.value.who == f"client {caught.value.client}"
-    assert liars or caught.value.client == 3
+    assert liars or caught.value.client == made.ids[-1]
     assert server.stage == "aborted"
     assert not server._accumulator.any()
+    held = contents((server, remains(caught.value)))
+    assert [seed in held for seed in seeds] == [False] * len(honest)
 
 
 @pytest.mark.parametrize(
