@@ -182,7 +182,6 @@ VERDICTS: dict[str, dict[str, Audit]] = {
         "too few units": audit_of(cell(0.6, half=0.3, units=8)),
         "fewer units, all right": audit_of(cell(1.0, half=0.0, units=4)),
         "members that differ without a model": audit_of(cell(0.9, epsilon_lower=3.0), baseline=FAILED),
-        "units that nobody counted": audit_of(cell(0.5, units=None)),
         "clients in a void audit": audit_of(cell(0.5), audited_unit="client", baseline=FAILED),
         "canaries of which no membership was tried": audit_of(canaries="direction"),
         "more than the guarantee allows": audit_of(cell(0.75, epsilon_lower=0.4, allowed=ALLOWED), **COVERED),
