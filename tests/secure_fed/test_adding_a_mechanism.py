@@ -124,6 +124,18 @@ def test_the_noise_is_of_its_law_and_scale() -> None:
     assert abs(np.corrcoef(noise[:4000], noise[4000:])[0, 1]) < 0.05
 
 
+def test_the_noise_is_added_once_and_by_the_server() -> None:
+    """A round's mean is the sum of clipped contributions, plus the noise of one stream, over the expected cohort."""
+    found = one_round(federation({**NOISE, "privacy.noise_multiplier": 2.0}, 5, mechanism=LAPLACE))
+    names = sorted(found.mean)
+    total = {name: sum(dense(reply.contribution)[name] for _, reply in found.exchanges) for name in names}
+    stream = SeededEntropy(5).stream("sum", 0, "change")
+    noised = LAPLACE(2.0).noised({name: torch.as_tensor(total[name]) for name in names}, C, stream)
+    for name in names:
+        assert torch.allclose(found.mean.tensor(name).double(), noised[name].double() / 3, atol=1e-7)
+    assert found.noise_std == pytest.approx(math.sqrt(2) * 2 * C / 3)
+
+
 # Its privacy cost.
 
 

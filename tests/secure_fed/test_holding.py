@@ -77,6 +77,13 @@ def test_members_train_and_the_others_are_gone() -> None:
     assert [len(own) for own in everybody.train] == list(SIZES)
 
 
+def test_a_unit_more_changes_nobody_elses_lot() -> None:
+    whole = numbered()
+    with_it, without = lots(held(WIDE, whole)), lots(held(WIDE, [whole[0][:20] + whole[0][21:], *whole[1:]]))
+    gone = content(whole[0][20])
+    assert {one: is_in for one, is_in in with_it.items() if one != gone} == without
+
+
 def test_copies_share_their_lot_and_are_not_asked_about() -> None:
     whole = numbered()
     copied = [[*whole[0], *whole[1][:40]], whole[1], whole[2]]

@@ -100,6 +100,13 @@ def test_what_is_left_open_is_settled(own: dict[str, Any], found: tuple[str, str
     assert way(**own) == found
 
 
+def test_shares_are_taken_where_their_noise_is_small_behind_masks_alone() -> None:
+    quiet = {"privacy.epsilon": 500.0, "federation.cohort": 4, "federation.rounds": 2}
+    assert way(**quiet, **MASKED) == ("schedule", "distributed", "none")
+    assert way(**quiet, **MASKED, **{"privacy.noise": "central"})[1] == "central"
+    assert way(**quiet)[1] != "distributed"
+
+
 def test_other_units_are_left_alone() -> None:
     for settings in ({}, EXAMPLE):
         left = {"federation.server_lr": 1.0, "federation.server_optimizer": "mean", "federation.average_last": 1}

@@ -231,6 +231,14 @@ def test_noise_of_a_client_is_in_all_ranks() -> None:
             assert std == pytest.approx(C * private_toys.NOISE["privacy.noise_multiplier"], rel=0.3)
 
 
+@pytest.mark.parametrize("method", chosen(METHODS, ["fra_lora"]))
+def test_no_client_moves_a_sum_by_more_than_the_clip_norm(method: str) -> None:
+    """Each is clipped over its own numbers."""
+    for clip_norm, least in ((1e-3, 0.999e-3), (1e3, 1e-3)):
+        sent = replies(of(method, private_toys.NOISE, {"privacy.clip_norm": clip_norm}))
+        assert all(least < float(reply.contribution.norm()) <= min(clip_norm, 999) for reply in sent)
+
+
 PER_EXAMPLE = {
     **{"privacy.unit": "example", "privacy.noise_multiplier": 1.0, "privacy.clip_norm": C, "privacy.delta": 1e-3},
     **{"training.optimizer": "sgd", "training.batch_size": 3, "training.microbatch": 1, "evaluation.dummies": 20},

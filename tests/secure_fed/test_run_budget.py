@@ -142,6 +142,14 @@ def test_a_plan_above_what_is_left_is_refused(tmp_path: Path) -> None:
     assert everything(tmp_path) == before
 
 
+def test_a_ledger_that_is_missing_is_no_fresh_budget(tmp_path: Path) -> None:
+    missing = {**Z, "privacy.ledger": str(tmp_path / "new.sqlite"), "privacy.data_set": "wards"}
+    with refused(LedgerError) as error:
+        federation(missing).run(tmp_path / "run")
+    assert error.value.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_neither_units_nor_neighbours_are_mixed_in_one_ledger(tmp_path: Path) -> None:
     """Naming the data set does not help: it declares equal rows, not the unit that an epsilon protects."""
     settings = made(tmp_path / "wards.sqlite", epsilon=None, delta=None, of=ONE) | {"privacy.data_set": "wards"}

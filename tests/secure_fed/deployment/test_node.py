@@ -59,15 +59,19 @@ def train(model, examples, round):
                 one.add_(0.25)
     return 1.5
 
+def spoil(model, examples, round):
+    with torch.no_grad():
+        next(one for one in model.parameters() if not one.requires_grad).add_(1.0)
+
 NUMBER = 3
 """
 
 
-def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int) -> Deployed:
-    """Four nodes, of which the first ones have the function `train` of their own file."""
+def with_functions(tmp: Path, table: dict[str, dict[str, Any]], nodes: int, name: str = "train") -> Deployed:
+    """Four nodes, of which the first ones have the function `name` of their own file."""
     party = deployed(tmp, table, seed=5)
     for number, place in enumerate(party.homes[:nodes]):
-        owned(place, "mine.py:train")
+        owned(place, f"mine.py:{name}")
         party.carrier.nodes_[100 + number] = Node(place, SeededEntropy(5))
     return party
 
@@ -104,6 +108,15 @@ def test_a_node_with_a_function_refuses_a_charter_that_protects_examples(tmp_pat
     assert "privacy.unit" in answers[0].sentence  # type: ignore[union-attr]
     assert "privacy.unit" in Journal(party.homes[0]).last(9, refused=True)[0]["what"]
     assert not (party.homes[0] / "called").exists()
+
+
+def test_a_function_that_changes_the_base_model_is_refused_and_told_to_the_owner_alone(tmp_path: Path) -> None:
+    party = with_functions(tmp_path, ONE_ROUND, nodes=1, name="spoil")
+    party.conduct()
+    refused = Journal(party.homes[0]).last(9, refused=True)
+    assert refused
+    assert "frozen" in refused[0]["what"]
+    assert not [line for line in party.said if "frozen" in line]
 
 
 @pytest.fixture(scope="module")

@@ -281,6 +281,16 @@ def test_a_federation_of_an_earlier_version_is_given_back_under_the_same_rule(
     assert spent(home) == 0.0
 
 
+def test_nothing_is_released_while_an_agent_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation = offered(tmp_path, CENTRAL)
+    federation.first_round(federation.party.carrier.nodes_[100], round_=99)
+    with relay.held(federation.home):
+        assert released(federation.home) == 1
+    assert "end it first" in capsys.readouterr().err
+    assert spent(federation.home) > 7
+    assert not list(federation.home.glob(f"{FEDERATIONS}/*/{memberships.CLOSED}"))
+
+
 def test_a_federation_is_named_by_its_name_or_digest_and_closed_without_a_guarantee_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

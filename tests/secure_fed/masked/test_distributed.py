@@ -317,6 +317,16 @@ def test_who_sees_the_cohort_sees_all_passes(rate: float) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("target", [1.0, 8.0])
+def test_noise_is_made_to_fit_whole_rounds(target: float) -> None:
+    plan = for_sums(Target(target, None, 1e-5), Poisson(100, 0.1), 20, 2)
+    assert 0.99 * target < plan.epsilon() <= target
+    assert _rounds(0.1, plan.noise_multiplier, 10, 1e-5) == pytest.approx(target, rel=0.015)
+    single = for_sums(Target(target, None, 1e-5), Poisson(100, 0.1), 10, 1)
+    assert plan.noise_multiplier == pytest.approx(math.sqrt(2) * single.noise_multiplier, rel=0.01)
+
+
+@pytest.mark.nightly
 def test_fixed_cohorts_and_shares_count_rounds_too() -> None:
     fixed = for_sums(Target(None, 2.0, 1e-5), FixedSize(100, 10), 20, 2)
     oracle = accounting.epsilon(accounting.sampled_without_replacement(100, 10, math.sqrt(2)), 10, 1e-5)

@@ -84,6 +84,19 @@ def test_who_vanishes_from_the_first_pass_is_in_neither_sum(stage: str) -> None:
     assert seen.record["masked"]["survivors"] == 6
 
 
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    chosen(itertools.product(["advertise", "share", "mask"], KINDS), [("share", "active"), ("mask", "passive")]),
+)
+def test_with_one_too_many_gone_there_is_no_sum(stage: str, kind: str) -> None:
+    many = 12 if kind == "chosen" else 8
+    built = federation({**MASKED, **SOME, **KINDS[kind]}, sizes=[4] * many)
+    heard = listen(built)
+    with refused(Aborted):
+        one_round(built, transport=Losing(built.assembly.transport, dict.fromkeys((1, 2, 5), stage)))
+    assert len(heard.replies.get((0, "change"), ())) == (many - 3 if stage == "mask" else 0)
+
+
 @dataclass
 class Changing:
     """A transport that passes on `lie(client, ask, reply)`, if it is a reply, in place of each reply."""

@@ -426,6 +426,12 @@ def test_no_sum_without_noise_is_ever_there(watched: Any, extra: dict[str, Any])
     assert watch.found == set()
 
 
+def test_nor_in_either_pass_of_a_sketch(watched: Any) -> None:
+    watch = watched({**DISTRIBUTED, **NOISY, **SKETCH}, ("sketch", "change"))
+    assert {"sum sketch", "sum change"} <= watch.wanted.keys()
+    assert watch.found == set()
+
+
 @pytest.mark.parametrize("settings", [{**MASKED, **CLIPPED, **NOISY}, MASKED], ids=["central", "no privacy"])
 def test_the_walk_finds_the_sum_where_the_server_has_it_and_still_no_single_contribution(
     watched: Any, settings: dict[str, Any]
