@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Seen:
-    """What a person saw. gaps: (seconds, text before) of every silence, the longest first."""
+    """What a person saw. gaps: (seconds, text before) of every silence, the one before the end too, longest first."""
 
     status: int
     text: str
@@ -45,12 +45,12 @@ def seen(command: Sequence[str], folder: Path, environment: Mapping[str, str] | 
             try:
                 part = os.read(main, 65536)
             except OSError:  # Linux's way to say that nobody has the terminal open any more
-                break
-            if not part:
-                break
+                part = b""
             now = time.monotonic()
             gaps.append((now - last, text[-200:].decode(errors="replace")))
             text, last = text + part, now
+            if not part:
+                break
     finally:
         os.close(main)
         status = process.wait()
