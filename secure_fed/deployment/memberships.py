@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 AGREED, ACCEPTED, CLOSED = "agreed.json", "accepted.json", "closed.json"
 MODEL = "model"  # the folder of the final model
-_MOST_WAITING = 20  # federations that wait for the owner: a coordinator may found any number, of 16 MB each
+_MOST_UNUSED = 20  # federations that had no round yet: a coordinator may found any number, of 16 MB each
 _TURN = 8  # bytes of one turn in the record of rounds
 _SHORT = 12  # digits of a charter's digest, enough to tell federations apart
 
@@ -176,6 +176,17 @@ def memberships(home: Home) -> list[Membership]:
     ]
 
 
+def require_few(home: Home, charter: Charter) -> None:
+    """NotAgreedError for a new federation at a node that keeps many in which it took part in no round."""
+    own = home.federation(charter.digest)
+    others = [one for one in memberships(home) if not (one.folder == own or one.rounds or one.closed)]
+    if len(others) >= _MOST_UNUSED and not (own / CHARTER).exists():
+        raise NotAgreedError(
+            f"this node has {len(others)} federations without a round already: its owner closes one with `secure-fed node "
+            "release`"
+        )
+
+
 def require_agreed(home: Home, charter: Charter, content: bytes) -> None:
     """NotAgreedError unless the owner has accepted the federation. The charter is kept meanwhile, for the owner to read.
 
@@ -185,8 +196,6 @@ def require_agreed(home: Home, charter: Charter, content: bytes) -> None:
     if membership.agreed:
         return
     charter.number(home.identity.public)
-    if not membership.waiting and sum(one.waiting for one in memberships(home)) >= _MOST_WAITING:
-        raise NotAgreedError(f"{_MOST_WAITING} federations wait for this node's owner already: ask the owner")
     keep(membership.folder, content)
     raise NotAgreedError(f"this node's owner has not accepted the federation {charter.name!r} yet")
 

@@ -54,6 +54,7 @@ from secure_fed.deployment.memberships import (
     note_accepted,
     note_contact,
     require_agreed,
+    require_few,
 )
 from secure_fed.deployment.messages import End, Ended, Left, Message, Offer, Refusal
 from secure_fed.deployment.policy import PolicyError, named, require
@@ -160,6 +161,7 @@ class Node:
             raise Refused(f"this node's owner has closed the federation {charter.name!r} at this node, for good")
         if isinstance(message, Offer):
             require(self.home.policy, charter)
+            require_few(self.home, charter)
             if self.home.policy.accept == "ask":
                 require_agreed(self.home, charter, message.charter)
             party = self._joined

@@ -105,15 +105,23 @@ def test_a_federation_waits_until_a_person_accepts_it(tmp_path: Path) -> None:
     assert isinstance(party.told(at, charter=other), Refusal)
 
 
-def test_waiting_federations_do_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memberships, "_MOST_WAITING", 2)
-    party = deployed(tmp_path, MASKED, accept="ask")
+@pytest.mark.parametrize(("accept", "answer"), [("ask", Refusal), ("policy", Accepted)])
+def test_federations_without_a_round_do_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept: str, answer: type
+) -> None:
+    monkeypatch.setattr(memberships, "_MOST_UNUSED", 2)
+    party = deployed(tmp_path, MASKED, accept=accept)
+    at, home = party.carrier.nodes_[100], party.homes[0]
     charters = [replace(party.charter, name=f"f{number}", run=str(number)) for number in range(4)]
     stranger = replace(charters[3], members=party.charter.members[1:])
-    for one in (stranger, *charters[:3], charters[0]):
-        assert isinstance(party.told(party.carrier.nodes_[100], charter=one), Refusal)
-    kept = {path.name for path in (party.homes[0] / FEDERATIONS).iterdir()}
+    asked = (stranger, *charters[:3], charters[0])
+    answers = [type(party.told(at, charter=one)) for one in asked]
+    assert answers == [Refusal, answer, answer, Refusal, answer]
+    kept = {path.name for path in (home / FEDERATIONS).iterdir()}
     assert kept == {one.digest.hex()[:32] for one in charters[:2]}
+    assert main(["node", "release", str(home), "f0"]) == 0
+    assert isinstance(party.told(at, charter=charters[2]), answer)
+    assert {path.name for path in (home / FEDERATIONS).iterdir()} == {one.digest.hex()[:32] for one in charters[:3]}
 
 
 def test_the_status_is_one_that_a_monitor_can_use_and_shows_what_the_node_joined(tmp_path: Path) -> None:
