@@ -7,7 +7,7 @@ The built-in model; each node has 16 notes and trains FedLoRA of rank 2 on 8 of 
 8 by shares of noise, and masks hide it. Every node is `secure-fed node run`: an agent and Flower's SuperNode. In each round but
 the first a twentieth of the nodes, at least one, is killed with SIGKILL at a random instant and started again after the round.
 
-    round        median seconds from a round's end to the next one's
+    round        median and most seconds from a round's end to the next one's
     in the sum   the fewest, and the mean, of the nodes whose updates were in a round's sum; lost: rounds without a sum
     up, down     bytes of a node in a round on the wire, counted by a proxy before the SuperLink
     MiB          largest proportional set size, read every two seconds: of a node's processes that stay (agent and SuperNode,
@@ -20,8 +20,8 @@ the first a twentieth of the nodes, at least one, is killed with SIGKILL at a ra
 
 All nodes share this machine, with a niceness of 19, so that SuperLink and coordinator compute first, as on a machine of their
 own. A round's seconds are mostly the loading of Flower, in a process for each message, one after the other; on machines of
-their own nodes load at the same time. What other numbers of nodes need is extrapolated: on the line through the two numbers of
-nodes that were measured. A finished run is a line of many_nodes.jsonl beside this file.
+their own nodes load at the same time. What other numbers of nodes need is extrapolated, on the line through the two numbers of
+nodes that were measured, and never below them. A finished run is a line of many_nodes.jsonl beside this file.
 """
 
 from __future__ import annotations
@@ -187,8 +187,9 @@ def page(found: list[dict[str, Any]]) -> str:
     rows = []
     for line in found:
         nodes, rounds, memory, cpu = line["nodes"], line["rounds"], line["MiB"], line["CPU"]
+        took = [after - before for before, after in pairwise(line["seconds"])]
         rows.append([
-            nodes, mode(line), f"{statistics.median(b - a for a, b in pairwise(line['seconds'])):.0f}",
+            nodes, mode(line), f"{statistics.median(took):.0f}, {max(took):.0f}",
             f"{min(line['sums'], default=0)}, {statistics.mean(line['sums'] or [0]):.1f}", len(line["lost"]), line["refused"],
             f"{line['up'] / nodes / rounds / 1e6:.2f}, {line['down'] / nodes / rounds / 1e6:.2f}",
             f"{memory['node'] / nodes:.0f}, {memory['superlink']:.0f}, {memory['coordinator']:.0f}",
@@ -226,9 +227,10 @@ def mode(line: dict[str, Any]) -> str:
 
 
 def beyond(found: list[dict[str, Any]], nodes: int, of: Callable[[dict[str, Any]], float]) -> float:
-    """A figure at a number of nodes, on the line through the fewest and the most that were measured."""
+    """A figure at a number of nodes, on the line through the fewest and the most that were measured, and no less than there."""
     first, last = (pick(found, key=lambda line: line["nodes"]) for pick in (min, max))
-    return of(last) + (of(last) - of(first)) / (last["nodes"] - first["nodes"]) * (nodes - last["nodes"])
+    slope = (of(last) - of(first)) / (last["nodes"] - first["nodes"])
+    return of(last) + max(0.0, slope) * (nodes - last["nodes"])
 
 
 def table(head: list[str], rows: list[list[Any]]) -> str:

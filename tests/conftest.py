@@ -27,9 +27,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # Set before anything imports torch or huggingface_hub, and inherited by the processes that tests start.
 os.environ["HF_HUB_OFFLINE"] = "1"
-_KEPT = Path(__file__).resolve().parents[1] / ".pytest_cache"
-os.environ["HF_HOME"] = str(_KEPT / "huggingface")
-os.environ["MPLCONFIGDIR"] = str(_KEPT / "matplotlib")  # its list of fonts, which takes seconds to make
+os.environ["HF_HOME"] = str(Path(__file__).resolve().parents[1] / ".pytest_cache" / "huggingface")
 _STATE = tempfile.TemporaryDirectory(prefix="secure-fed-state-")  # removed when the tests end
 os.environ["XDG_STATE_HOME"] = _STATE.name  # ledgers' heads are noted there, never in the user's home folder
 os.environ["XDG_CACHE_HOME"] = _STATE.name  # and the pass sizes that were found

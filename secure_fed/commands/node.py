@@ -113,7 +113,7 @@ def _replace_key(chosen: argparse.Namespace) -> None:
 
 def _check(chosen: argparse.Namespace) -> int:
     from secure_fed.deployment.home import Home, read_charter
-    from secure_fed.deployment.memberships import closed
+    from secure_fed.deployment.memberships import closed, require_few
     from secure_fed.deployment.policy import objections
 
     home, charter = Home.load(chosen.folder), read_charter(chosen.charter)
@@ -125,6 +125,7 @@ def _check(chosen: argparse.Namespace) -> int:
         print(f"refused: {sentence}")
     if refusals:
         return 2
+    require_few(home, charter)
     with activity("looking at the model and the data"):
         from secure_fed.deployment.node import cost_of
 

@@ -178,11 +178,11 @@ def memberships(home: Home) -> list[Membership]:
 
 def require_few(home: Home, charter: Charter) -> None:
     """NotAgreedError for a new federation at a node that keeps many in which it took part in no round."""
-    own = home.federation(charter.digest)
-    others = [one for one in memberships(home) if not (one.folder == own or one.rounds or one.closed)]
-    if len(others) >= _MOST_UNUSED and not (own / CHARTER).exists():
+    kept = memberships(home)
+    unused = [one for one in kept if not (one.rounds or one.closed)]
+    if len(unused) >= _MOST_UNUSED and home.federation(charter.digest) not in [one.folder for one in kept]:
         raise NotAgreedError(
-            f"this node has {len(others)} federations without a round already: its owner closes one with `secure-fed node "
+            f"this node has {len(unused)} federations without a round already: its owner closes one with `secure-fed node "
             "release`"
         )
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import image
 
 from secure_fed.report.page import write_report
 from tests.cells import chosen
@@ -130,8 +131,6 @@ class Browser:
 
     def picture(self, box: dict[str, float]) -> np.ndarray:
         """The pixels of a part of the page, (height, width, 3), 0 to 255."""
-        from matplotlib import image  # slow to import, and in every worker if it stood above
-
         shot = self.call("Page.captureScreenshot", clip={**box, "scale": 1}, captureBeyondViewport=True)
         pixels = image.imread(io.BytesIO(base64.b64decode(shot["data"])), format="png")
         return np.rint(pixels[..., :3] * 255).astype(int)

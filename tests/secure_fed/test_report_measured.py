@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 import secure_fed
 from secure_fed.config import RunConfig
@@ -29,9 +30,6 @@ from tests.secure_fed import private_toys, toys
 from tests.secure_fed.conftest import make_private
 from tests.secure_fed.masked_edit import CASES, masked
 from tests.secure_fed.pages import Edit, RunFolder, changed, compared, reports
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 pytestmark = pytest.mark.usefixtures("never_drawn")
 

@@ -119,7 +119,10 @@ def test_federations_without_a_round_do_not_fill_the_disk(
     assert answers == [Refusal, answer, answer, Refusal, answer]
     kept = {path.name for path in (home / FEDERATIONS).iterdir()}
     assert kept == {one.digest.hex()[:32] for one in charters[:2]}
+    checked = ["node", "check", str(home), str(party.folder / CHARTER)]
+    assert main(checked) == 2
     assert main(["node", "release", str(home), "f0"]) == 0
+    assert main(checked) == 0
     assert isinstance(party.told(at, charter=charters[2]), answer)
     assert {path.name for path in (home / FEDERATIONS).iterdir()} == {one.digest.hex()[:32] for one in charters[:3]}
 
