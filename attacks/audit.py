@@ -10,14 +10,13 @@ Each 95 % interval of an AUC or rate holds by itself. Lower bounds, and the deci
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Target, seen
 from attacks.adversary.shadows import SharedReferences
-from attacks.catalogue import ATTACKS, Attack, from_file
+from attacks.catalogue import Attack, named
 from attacks.evidence import figures
 from attacks.evidence.baseline import baseline
 from attacks.evidence.figures import accusations, clients, exposed
@@ -27,7 +26,7 @@ from attacks.options import Say
 from attacks.record import SCHEMA, AttackAt, AttackTitle, Audit, Baseline, Cell, Expected, Verdict
 from attacks.report.display import Audited
 from attacks.report.sentences import verdict
-from secure_fed.errors import ConfigError, UsageError
+from secure_fed.errors import UsageError
 from secure_fed.runs.assembly import Assembly
 
 AUDIT, PAGE = "audit.json", "audit.html"
@@ -51,7 +50,7 @@ def audited(
 ) -> Audited:
     """The audit without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
-    attacks = chosen(names)
+    attacks = named(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
     made = findings(target, attacks, settings, why, progress, by_name=bool(names))
     judged = _judged(target, made, settings)
@@ -91,21 +90,6 @@ def audited(
         verdict=Verdict("unsupported", "", ""),  # until it is made, from the rest
     )
     return Audited(replace(audit, verdict=verdict(audit)))
-
-
-def chosen(names: Iterable[str]) -> list[Attack]:
-    """The attacks with these names or file paths (`catalogue.from_file`), each once; without names, all listed attacks."""
-    found = {}
-    for name in names or ATTACKS:
-        if not name.endswith(".py") and name not in ATTACKS:
-            raise ConfigError(
-                f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}, or the path of a .py file of yours",
-                setting="--attack",
-                value=name,
-            )
-        one = from_file(Path(name)) if name.endswith(".py") else ATTACKS[name]
-        found[one.name] = one
-    return list(found.values())
 
 
 Made = tuple[Finding, float]  # and the seconds that it took

@@ -7,7 +7,7 @@ stay in your own file, which `from_file` reads (`docs/adding_an_attack.md`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
@@ -81,6 +81,21 @@ _LISTED = (
     Attack("label_counts", "Labels out of one update", "Wainakh et al. 2022", "server", membership=False),
 )
 ATTACKS = {one.name: one for one in _LISTED}
+
+
+def named(names: Iterable[str]) -> list[Attack]:
+    """The attacks with these names or file paths (`from_file`), each once; without names, all listed attacks."""
+    found = {}
+    for name in names or ATTACKS:
+        if not name.endswith(".py") and name not in ATTACKS:
+            raise ConfigError(
+                f"--attack is {name!r}, but the attacks are {', '.join(ATTACKS)}, or the path of a .py file of yours",
+                setting="--attack",
+                value=name,
+            )
+        one = from_file(Path(name)) if name.endswith(".py") else ATTACKS[name]
+        found[one.name] = one
+    return list(found.values())
 
 
 def from_file(file: Path) -> Attack:

@@ -10,9 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from attacks.catalogue import ATTACKS
+from attacks.catalogue import ATTACKS, named
 from attacks.options import say
 from secure_fed.errors import ConfigError, RunDirectoryError, UsageError, reported
+from secure_fed.runs.directory import read_facts
 
 if TYPE_CHECKING:
     from attacks.record import Audit
@@ -57,17 +58,14 @@ def run(chosen: argparse.Namespace) -> int:
 
     Everything that could fail at the end is checked first: the runs beside it, the lock, and write access.
     """
+    references = _references(chosen)
     from attacks.report.sweep import rows_beside
     from secure_fed.runs.store import locked
 
     rows_beside(chosen.run_dir, chosen.beside)
     with locked(chosen.run_dir):
         _require_writable(chosen.run_dir)
-        audit, page = written(
-            _audit(chosen, chosen.attack, quick=chosen.quick, show_texts=chosen.show_texts),
-            chosen.run_dir,
-            chosen.beside,
-        )
+        audit, page = written(_audit(chosen, references), chosen.run_dir, chosen.beside)
     _show(audit, as_json=chosen.json)
     if not chosen.json:
         print(f"report: {page}")
@@ -83,41 +81,45 @@ def main(name: str, arguments: Sequence[str] | None = None) -> int:
         prog=f"python -m {attack.module}", description=f"{attack.title} ({attack.paper}), on a run."
     )
     add_arguments(parser)
+    parser.set_defaults(attack=[name], quick=False, show_texts=False)
     chosen = parser.parse_args(arguments)
 
     @heartbeat()
     def run() -> None:
-        _show(_audit(chosen, [name]), as_json=chosen.json)
+        _show(_audit(chosen, _references(chosen)), as_json=chosen.json)
 
     return reported(run)
 
 
-def _audit(chosen: argparse.Namespace, names: Sequence[str], *, quick: bool = False, show_texts: bool = False) -> Audit:
-    from attacks.adversary.case import Settings, opened
-    from attacks.audit import audited
-    from attacks.audit import chosen as attacks_named
-
+def _references(chosen: argparse.Namespace) -> int | None:
+    """The number of reference adapters, if it is known. What is cheap to check is checked here, before torch is loaded."""
+    read_facts(chosen.run_dir)
     if chosen.references is not None and not (chosen.references == 0 or chosen.references >= 2):
         raise ConfigError(f"--references is {chosen.references}; it must be 0, for none, or at least 2")
-    if quick and (names or chosen.references):
+    if chosen.quick and (chosen.attack or chosen.references):
         raise UsageError(
             "--quick makes the cheapest attack and trains no references: leave --attack and --references out"
         )
-    attacks = attacks_named(names)
-    with_references = any(one.shadows for one in attacks)
-    if names and chosen.references is not None and not with_references:
+    attacks = named(chosen.attack)
+    needed = chosen.attack and any(one.shadows for one in attacks)
+    if chosen.attack and chosen.references is not None and not needed:
         raise UsageError(
             f"--references is {chosen.references}, but no reference is trained for {', '.join(one.name for one in attacks)}: "
             f"leave it out, or name an attack with references, such as {_WITH_REFERENCES}"
         )
-    target = opened(chosen.run_dir)
-    references = chosen.references
-    if quick:
-        names, references = ["one_run" if target.assembly.audit_pool.directions else "loss"], 0
-    elif references is None:
-        needed = names and with_references
-        references = REFERENCES if needed else affordable(float(target.result["seconds"]))
-    audit = audited(target, names, Settings(references=references), show_texts=show_texts, progress=say).record
+    return REFERENCES if needed and chosen.references is None else 0 if chosen.quick else chosen.references
+
+
+def _audit(chosen: argparse.Namespace, references: int | None) -> Audit:
+    from attacks.adversary.case import Settings, opened
+    from attacks.audit import audited
+
+    target, names, shown = opened(chosen.run_dir), chosen.attack, chosen.show_texts
+    if chosen.quick:
+        names = ["one_run" if target.assembly.audit_pool.directions else "loss"]
+    if references is None:
+        references = affordable(float(target.result["seconds"]))
+    audit = audited(target, names, Settings(references=references), show_texts=shown, progress=say).record
     if names and not any(cell.applicable for cell in audit.cells):
         whose: dict[tuple[str, str], list[str]] = {}  # the vantage points of each attack and reason
         for cell in audit.cells:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from secure_fed.errors import ConfigError, UsageError
+from secure_fed.errors import ConfigError, DataError, UsageError
 
 Say = Callable[[str], None]  # tells the user what an audit is doing
 ABOVE_LIMIT, CANNOT_TELL = 4, 5  # exit statuses
@@ -92,6 +92,15 @@ def require_columns(task: str, text_b: str | None, label: str | None) -> None:
             raise UsageError(
                 f"{option} is {name!r:.40}, and a conversation is in one column, which --text names: leave it out"
             )
+
+
+def require_files(files: Iterable[tuple[Path, str]]) -> None:
+    """Refuse a folder, and a file that does not exist. files: of texts, each with its option."""
+    for path, name in files:
+        if path.is_dir():
+            raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
+        if not path.exists():
+            raise DataError(f"there is no file {path}; set {name} to a file that exists")
 
 
 def longest(chosen: argparse.Namespace, task: str) -> int:

@@ -102,7 +102,9 @@ def unamplified(noise: float | DpEvent) -> Release:
 
 def poisson_sampled(rate: float, noise: float | DpEvent) -> Release:
     """A sum over members that each take part with probability `rate`; neighbours have one member more or less."""
-    if _sampling_rate(rate) == 1:
+    if not 0 < rate <= 1:
+        raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
+    if rate == 1:
         return unamplified(noise)
     return Release(PoissonSampledDpEvent(rate, _event(noise)), "add-remove")
 
@@ -137,12 +139,6 @@ def _multiplier(noise: float | DpEvent) -> float:
     if isinstance(noise, DpEvent) and not isinstance(noise, GaussianDpEvent):
         raise PlanError(f"with a member replaced, only Gaussian noise is accounted for, and this is {noise}")
     return _positive(getattr(noise, "noise_multiplier", noise))
-
-
-def _sampling_rate(rate: float) -> float:
-    if not 0 < rate <= 1:
-        raise PlanError(f"the sampling rate is {rate:g}; it must be above 0 and at most 1")
-    return rate
 
 
 def _positive(z: float) -> float:
@@ -310,6 +306,7 @@ def without_sampling(release: Release, count: float, delta: float) -> float:
     return gaussian_epsilon(release.multiplier / math.sqrt(count), delta)
 
 
+@lru_cache(maxsize=1024)
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """The exact epsilon of one Gaussian release at delta, where the noise has `multiplier` times the sensitivity.
 

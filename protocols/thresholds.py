@@ -52,6 +52,7 @@ from numpy.typing import NDArray
 from protocols.errors import ParameterError
 
 ABORT = 1e-6  # the accepted probability that a round with the foreseen dropouts aborts
+FEWEST = 3  # clients: in a sum of two, each client can subtract its own contribution
 RING_FROM = 100  # clients: with fewer, a complete graph is cheap, and nothing is random
 
 

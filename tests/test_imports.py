@@ -87,6 +87,7 @@ ROWS = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n'
 PRINTING = [
     *(HELP.format(arguments) for arguments in ("'--help'", "'train', '--help'", "'budget', '--help'")),
     *(MAIN.format(words) for words in (["methods"], ["methods", "--json"], ["config", "init", "--all"], ["--version"])),
+    MAIN.format(["coordinator", "sizes"]),
 ]
 WRONG = {  # settings of `train`, and what is said of them
     "method.name=lora": "'lora' is not a method",
@@ -99,6 +100,24 @@ WRONG = {  # settings of `train`, and what is said of them
     "model.name=./no_model": "there is no such folder",
     "privacy.ledger=no.sqlite privacy.unit=client privacy.epsilon=8": "there is no ledger no.sqlite",
 }
+NOWHERE = [  # of other commands, what is not there, and a folder that is taken
+    *(
+        ["audit", "nowhere"],
+        ["audit", "share", "nowhere", "flu"],
+        ["audit", "lying", "nowhere.toml"],
+        ["export", "nowhere", "new"],
+    ),
+    *(
+        ["audit", "model", "m", "--members", "rows.jsonl", "--non-members", "no.csv"],
+        ["audit", "extract", "m", "no.csv"],
+    ),
+    *(
+        ["predict", "nowhere"],
+        ["report", "nowhere"],
+        ["audit", "prepare", "no.csv", "--out", "new"],
+        ["coordinator", "found", "nowhere", "--name", "x", "card.json"],
+    ),
+]
 
 
 def test_commands_print_and_refuse_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
@@ -108,12 +127,13 @@ def test_commands_print_and_refuse_before_anything_heavy_is_loaded(tmp_path: Pat
     there = f"import os; os.chdir({str(tmp_path)!r})"
     wrong = [MAIN.format(["train", *(f"--set={setting}" for setting in settings.split())]) for settings in WRONG]
     taken = MAIN.format(["train", "--out", "."])
-    found, printed, errors = probe(*PRINTING, there, *wrong, taken)
-    assert found == dict.fromkeys([*PRINTING, there], NOTHING) | dict.fromkeys([*wrong, taken], REFUSED)
+    others = [MAIN.format(words) for words in NOWHERE]
+    found, printed, errors = probe(*PRINTING, there, *wrong, taken, *others)
+    assert found == dict.fromkeys([*PRINTING, there], NOTHING) | dict.fromkeys([*wrong, taken, *others], REFUSED)
     for words in ("usage: secure-fed [", "usage: secure-fed train", "usage: secure-fed budget", "fra_then_ffa"):
         assert words in printed
     lines = [line for line in errors.splitlines() if line.startswith("secure-fed: ")]
-    assert len(lines) == len(WRONG) + 1
+    assert len(lines) == len(WRONG) + 1 + len(NOWHERE)
     assert all(words in line for words, line in zip(WRONG.values(), lines, strict=False))
     assert not (tmp_path / "runs").exists()
 

@@ -33,7 +33,7 @@ from attacks.any_model.outputs import (
     require_same_order,
 )
 from attacks.evidence.baseline import when
-from attacks.options import longest
+from attacks.options import longest, require_files
 from secure_fed.config import DataConfig, ModelConfig, RunConfig
 from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.export.export import label_scale_of
@@ -265,9 +265,7 @@ def _files(asked: Asked) -> list[tuple[Path, str]]:
 
 def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
-    for path, name in _files(asked):
-        if path.is_dir():
-            raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
+    require_files(_files(asked))
     tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
     classes = _classes(asked, task, tables)
     classes = in_order(classes, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)
@@ -435,15 +433,10 @@ def _figures(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log p of each target, and the mean and the standard deviation of log p for tokens drawn by p."""
     log = scores.log_softmax(1)
     said = log.gather(1, targets.clamp_min(0)[:, None])[:, 0]
-    mean, square = _moments(log)
-    return said, mean, (square - mean.square()).clamp_min(0).sqrt()
-
-
-def _moments(log: Tensor) -> tuple[Tensor, Tensor]:
-    """(N,) means of log p and of its square, for tokens drawn by p; log: (N, V). A token with p = 0 adds nothing."""
     p = log.exp()
-    weighted = torch.xlogy(p, p)
-    return weighted.sum(-1), torch.xlogy(weighted, p).sum(-1)
+    weighted = torch.xlogy(p, p)  # a token with p = 0 adds nothing
+    mean, square = weighted.sum(-1), torch.xlogy(weighted, p).sum(-1)
+    return said, mean, (square - mean.square()).clamp_min(0).sqrt()
 
 
 def require_numbers(losses: Floats) -> None:

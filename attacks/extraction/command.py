@@ -17,6 +17,7 @@ from attacks.options import (
     limit_of,
     longest,
     require_columns,
+    require_files,
     say,
 )
 from secure_fed.errors import ConfigError, UsageError
@@ -58,6 +59,7 @@ def run(chosen: argparse.Namespace) -> int:
     limit = limit_of(chosen.fail_above, "extracted", how)
     prefix = None if chosen.answers else _length(chosen, "prefix", PREFIX)
     suffix = _length(chosen, "suffix", SUFFIX)
+    require_files([(chosen.texts, "FILE")])
     from attacks.any_model.subject import Asked, opened
     from attacks.extraction.prefix import extracted
     from secure_fed.config import DataConfig

@@ -9,6 +9,7 @@ from typing import Any
 
 from attacks.options import add_limit, cannot_tell, exit_status, limit_of, refuse, say
 from secure_fed.errors import UsageError
+from secure_fed.runs.directory import read_facts
 
 _UNREAD = (
     "reference shadows config recall neighbours neighbour_model date scores out show_texts attack stride unanswerable "
@@ -74,6 +75,7 @@ def _show(facts: dict[str, Any]) -> None:
 def run_share(chosen: argparse.Namespace) -> int:
     """Make the audit and print it; the exit status shows whether the gain is above the limit."""
     limit = limit_of(chosen.fail_above, "gain", "give gain= and a number from 0 to 1")
+    read_facts(chosen.run_dir)
     from attacks.adversary.case import Inapplicable
     from attacks.inference.share import audited
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attacks.options import CANNOT_TELL, add_limit, cannot_tell, exit_status, limit_of
+from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError, UsageError
+from secure_fed.runs.directory import read_facts
 
 if TYPE_CHECKING:
     from attacks.adversary.lying_server import LyingServer
@@ -32,12 +34,15 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.trials < FEWEST_TRIALS:
         raise ConfigError(f"--trials is {chosen.trials}; it must be at least {FEWEST_TRIALS}, to show anything")
     limit = limit_of(chosen.fail_above, "rate", "give rate= and a number from 0 to 1")
+    config = None if chosen.target.is_dir() else RunConfig.load(chosen.target)
+    if config is None:
+        read_facts(chosen.target)
     from attacks.lying.trials import LIES, audited
 
     for name in chosen.attack:
         if name not in LIES:
             raise ConfigError(f"--attack is {name!r}, but the attacks of a lying server are {', '.join(LIES)}")
-    found = audited(_server(chosen.target), list(dict.fromkeys(chosen.attack)) or list(LIES), chosen.trials)
+    found = audited(_server(chosen.target, config), list(dict.fromkeys(chosen.attack)) or list(LIES), chosen.trials)
     if chosen.attack and not any(one["applicable"] for one in found["cells"]):
         whys = "; ".join(f"{one['attack']}: {one['why']}" for one in found["cells"])
         raise UsageError(f"the attacks requested with --attack do not apply here. {whys}")
@@ -49,19 +54,17 @@ def run(chosen: argparse.Namespace) -> int:
     return exit_status(rate, limit, f"a rate of {rate:.2f} is above --fail-above rate={limit:g}")
 
 
-def _server(path: Path) -> LyingServer:
+def _server(path: Path, config: RunConfig | None) -> LyingServer:
     """The vantage in the last round of a finished run, repeated from its final tensors, or in the second round of a configured
     run.
     """
     from attacks.adversary.case import opened
     from attacks.adversary.lying_server import LyingServer
-    from secure_fed.config import RunConfig
     from secure_fed.federation import Federation
 
-    if path.is_dir():
+    if config is None:
         target = opened(path)
         return LyingServer(target.assembly, target.final.round - 1, target.final.tensors)
-    config = RunConfig.load(path)
     return LyingServer(Federation(config).assembly, min(1, config.federation.rounds - 1))
 
 

@@ -26,6 +26,7 @@ from attacks.options import (
     limit_of,
     refuse,
     require_columns,
+    require_files,
     say,
 )
 from secure_fed.errors import ConfigError
@@ -76,6 +77,7 @@ def add_preparing(parser: argparse.ArgumentParser) -> None:
 
 def prepare(chosen: argparse.Namespace) -> None:
     """Prepare the folder, and print who gets which of its files."""
+    require_files([(chosen.data, "DATA")])
     from dataclasses import asdict
 
     from attacks.extraction.exposure import DIGITS, USUAL, USUAL_CHAT, Template

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from protocols import wire
 from protocols.errors import ParameterError
 from protocols.parameters import Parameters
-from protocols.thresholds import choose, counted_shares
+from protocols.thresholds import FEWEST, choose, counted_shares
 from secure_fed.activity import activity
 from secure_fed.errors import ConfigError
 from secure_fed.learning.tasks import TASKS
@@ -243,7 +243,6 @@ def _possible(chosen: argparse.Namespace, setting: Setting) -> Possible:
 
 def noise_shares(clients: int, corrupt: float, dropout: float) -> int:
     """The number of honest clients' noise shares that a masked sum has at least; 0 if no masked sum of so many is possible."""
-    from secure_fed.rounds.masked.terms import FEWEST
 
     if clients < FEWEST:
         return 0

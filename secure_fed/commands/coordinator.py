@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from secure_fed.activity import activity
@@ -45,12 +46,14 @@ def _init(chosen: argparse.Namespace) -> None:
 def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.config import RunConfig
     from secure_fed.deployment.charter import MEMBERS
-    from secure_fed.deployment.coordinator import found, notes
-    from secure_fed.deployment.home import CHARTER, MEMBERS_TOML, read_card
+    from secure_fed.deployment.home import CHARTER, COORDINATOR_KEY, MEMBERS_TOML, read_card, read_key
 
+    read_key(chosen.folder / COORDINATOR_KEY)
     members = [read_card(card) for card in chosen.cards]
     config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])
     with activity("checking the settings, and what the noise alone does to the model"):
+        from secure_fed.deployment.coordinator import found, notes
+
         charter = found(chosen.folder, config, members, chosen.name)
     print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")
     print(f"{chosen.folder / MEMBERS_TOML}: their fingerprints, for owners to compare and to put into their policies")
@@ -59,9 +62,22 @@ def _found(chosen: argparse.Namespace) -> None:
 
 
 def _sizes(chosen: argparse.Namespace) -> None:
-    from secure_fed.deployment.coordinator import sizes
+    """A table of the losses and colluders that a round of so many members withstands, at the default shares."""
+    from protocols.thresholds import FEWEST, colluding, counted_shares, losses, surviving
+    from secure_fed.config import SecureAggregationConfig
 
-    print(sizes(chosen.members))
+    masks = SecureAggregationConfig()
+    head = "members in a round | may collude | may vanish | at most, active | at most, not active | shares of noise"
+    rows: list[Sequence[object]] = [head.split(" | "), ["---"] * 6]
+    for cohort in chosen.members:
+        if cohort < FEWEST:
+            rows.append([cohort, "no masked sum", *[""] * 4])
+            continue
+        most = [losses(cohort, corrupt=masks.corrupt, active=active) for active in (True, False)]
+        vanish, shares = cohort - surviving(cohort, masks.dropout), counted_shares(cohort, masks.corrupt, masks.dropout)
+        rows.append([cohort, colluding(cohort, masks.corrupt), vanish, *most, shares])
+    for row in rows:
+        print(f"| {' | '.join(map(str, row))} |")
 
 
 def _show(chosen: argparse.Namespace) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from secure_fed.activity import activity
 from secure_fed.errors import UsageError
+from secure_fed.runs.directory import read_facts
+from secure_fed.runs.durable import require_empty
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,13 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> None:
-    """Export, and push with --push-to-hub."""
+    """Export, and push with --push-to-hub. The two folders are looked at before torch is loaded."""
+    if chosen.public and not chosen.push_to_hub:
+        raise UsageError("--public has no effect without --push-to-hub USER/NAME")
+    read_facts(chosen.run_dir)
+    require_empty(chosen.out_dir)
     from secure_fed.export.export import push, require_pushable
     from secure_fed.export.model_card import LABELS
     from secure_fed.export.trained import load_run
 
-    if chosen.public and not chosen.push_to_hub:
-        raise UsageError("--public has no effect without --push-to-hub USER/NAME")
     loaded = load_run(chosen.run_dir, chosen.client, best=chosen.best)
     if chosen.push_to_hub:
         require_pushable(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)

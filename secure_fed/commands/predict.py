@@ -134,8 +134,7 @@ def _answers(
     if not new_tokens:
         yield from judged
         return
-    prompts = texts[0]
-    written = run.generate(prompts, new_tokens, temperature=temperature, seed=seed)
+    written = run.generate(texts[0], new_tokens, temperature=temperature, seed=seed)
     yield from (answer | {"continuation": text} for answer, text in zip(judged, written, strict=True))
 
 

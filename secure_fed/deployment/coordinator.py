@@ -15,15 +15,15 @@ import json
 import math
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from privacy.errors import TurnPassed
 from protocols.client import Here
-from protocols.thresholds import colluding, counted_shares, losses, surviving
-from secure_fed.config import PrivacyConfig, RunConfig, SecureAggregationConfig
+from protocols.thresholds import colluding, losses, surviving
+from secure_fed.config import PrivacyConfig, RunConfig
 from secure_fed.deployment.charter import Charter, Member, faults, fingerprint, neutral
 from secure_fed.deployment.home import (
     BEGUN,
@@ -54,7 +54,7 @@ from secure_fed.methods.auto import decided
 from secure_fed.report.page import write_report
 from secure_fed.rounds.client_models import require_ranks
 from secure_fed.rounds.cohort import cohort_size, counts_on_secrecy
-from secure_fed.rounds.masked.terms import FEWEST, Registry
+from secure_fed.rounds.masked.terms import Registry
 from secure_fed.rounds.masked.wiring import Elsewhere
 from secure_fed.rounds.sums import Record
 from secure_fed.runs.assembly import Assembly, assemble
@@ -125,21 +125,6 @@ def notes(charter: Charter) -> Iterator[str]:
             yield f"no loss is survived: a round in which one member vanishes is lost, and its charges stay; {remedy}"
     for sentence in objections(Policy(coordinators=(fingerprint(charter.coordinator),)), charter):
         yield f"nodes with the default policy refuse it: {sentence}"
-
-
-def sizes(cohorts: Iterable[int]) -> str:
-    """A table of the losses and colluders that a round of so many members withstands, at the default shares."""
-    masks = SecureAggregationConfig()
-    head = "members in a round | may collude | may vanish | at most, active | at most, not active | shares of noise"
-    rows: list[Sequence[object]] = [head.split(" | "), ["---"] * 6]
-    for cohort in cohorts:
-        if cohort < FEWEST:
-            rows.append([cohort, "no masked sum", *[""] * 4])
-            continue
-        most = [losses(cohort, corrupt=masks.corrupt, active=active) for active in (True, False)]
-        vanish, shares = cohort - surviving(cohort, masks.dropout), counted_shares(cohort, masks.corrupt, masks.dropout)
-        rows.append([cohort, colluding(cohort, masks.corrupt), vanish, *most, shares])
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
 def members_toml(charter: Charter) -> str:

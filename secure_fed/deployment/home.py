@@ -159,8 +159,7 @@ class CoordinatorHome:
         """The folder after `secure-fed coordinator found`. HomeError, in one sentence, for any other."""
         tables = _read_toml(folder / COORDINATOR, "secure-fed coordinator found", ("coordinator",))
         own = _section_of(CoordinatorSection, tables["coordinator"], folder / COORDINATOR, "coordinator")
-        identity = read_key(folder / COORDINATOR_KEY)
-        return cls(folder, identity, read_charter(folder / CHARTER), own)
+        return cls(folder, read_key(folder / COORDINATOR_KEY), read_charter(folder / CHARTER), own)
 
     @property
     def test(self) -> tuple[Path, ...]:

@@ -227,12 +227,10 @@ def _read(kind: str, fields: Fields, arrays: Arrays, client: int) -> Message:
         case "staged":
             return Staged(client, arrays.content("message"))
         case "reply":
-            bits = frozenset(fields.texts("bfloat16"))
-            contribution = arrays.tensors("contribution", bits)
+            contribution = arrays.tensors("contribution", frozenset(fields.texts("bfloat16")))
             return Reply(client, contribution, fields.real("weight"), fields.real("loss"))
         case "request":
-            bits = frozenset(fields.texts("bfloat16"))
-            return _read_request(fields, arrays, bits)
+            return _read_request(fields, arrays, frozenset(fields.texts("bfloat16")))
         case "stage":
             return _read_stage(fields, arrays)
         case "left":

@@ -43,6 +43,7 @@ from secure_fed.rounds.client import existing
 from secure_fed.rounds.client_models import completed
 from secure_fed.runs import membership
 from secure_fed.runs.assembly import Assembly
+from secure_fed.runs.durable import require_empty
 from secure_fed.tensors.tensors import Tensors
 
 LABEL_SCALE = "label_scale.json"
@@ -210,8 +211,7 @@ def _finish(folder: Path, readme: str, tokenizer: Any) -> None:
 @contextmanager
 def _appearing(out_dir: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `out_dir` on success and is deleted on failure."""
-    if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
-        raise UsageError(f"{out_dir} exists and is not an empty folder: give a new one to export to")
+    require_empty(out_dir)
     folder = out_dir.parent / f".{out_dir.name}.{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir(parents=True)

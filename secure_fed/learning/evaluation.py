@@ -111,8 +111,7 @@ def answers(
 
     new: the most tokens of an answer. how: further arguments of `generated`.
     """
-    prompts = task.prompts(tokenizer, rows, length)
-    written = generated(model, prompts, new, stops=task.stops(tokenizer), **how)
+    written = generated(model, task.prompts(tokenizer, rows, length), new, stops=task.stops(tokenizer), **how)
     return [str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in written]
 
 

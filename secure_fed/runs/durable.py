@@ -61,6 +61,12 @@ def require_new(out: Path | None, kind: str, endings: Sequence[str]) -> None:
         raise UsageError(why).about("--out", out, limit)
 
 
+def require_empty(folder: Path) -> None:
+    """UsageError unless a folder that a command is to fill can be new, or is empty."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not an empty folder: give a new one to export to")
+
+
 def write_new(out: Path, content: str) -> None:
     """`atomic_write` of the file that a command is to write. UsageError if that is not possible."""
     try:

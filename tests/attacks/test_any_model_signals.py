@@ -15,7 +15,7 @@ import torch
 from attacks import lira, rmia
 from attacks.any_model import shadows, signals
 from attacks.any_model.signals import dropped
-from attacks.any_model.subject import Asked, Subject, Tokens, _moments, opened
+from attacks.any_model.subject import Asked, Subject, Tokens, _figures, opened
 from secure_fed import Federation, RunConfig
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, UsageError
@@ -97,11 +97,12 @@ def test_texts_of_one_token_are_left_out(folder: Path, tmp_path: Path, capsys: C
 
 def test_tokens_that_are_switched_off_have_no_share_in_a_mean() -> None:
     """Padded vocabularies have scores of minus infinity."""
-    p = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]]], dtype=torch.float64)
-    mean, square = _moments(p.log())
-    logs = p[0, 0, :3].log()
-    assert mean[0].tolist() == pytest.approx([float((p[0, 0, :3] * logs).sum()), 0.0])
-    assert square[0].tolist() == pytest.approx([float((p[0, 0, :3] * logs**2).sum()), 0.0])
+    p = torch.tensor([[0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    _, mean, deviation = _figures(p.log(), torch.zeros(2, dtype=torch.long))
+    logs = p[0, :3].log()
+    average = float((p[0, :3] * logs).sum())
+    assert mean.tolist() == pytest.approx([average, 0.0])
+    assert deviation.tolist() == pytest.approx([float((p[0, :3] * (logs - average) ** 2).sum()) ** 0.5, 0.0])
 
 
 def test_texts_learned_by_heart_are_found_by_both(folder: Path, capsys: Capsys) -> None:

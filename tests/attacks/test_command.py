@@ -100,7 +100,7 @@ def audited_once(run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """The same run in another folder, audited; tests only copy it."""
     other = shutil.copytree(run_dir, tmp_path_factory.mktemp("once") / "audited")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attacks.audit.ATTACKS", FEW)
+        patch.setattr("attacks.catalogue.ATTACKS", FEW)
         assert cli.main(["audit", str(other), "--json", "--references", "0"]) == 0
     return other
 
@@ -214,7 +214,7 @@ def fails(case: Any, settings: Any) -> Any:
 
 @pytest.mark.nightly
 def test_runs_stand_side_by_side(run_dir: Path, copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
-    monkeypatch.setattr("attacks.audit.ATTACKS", FEW)
+    monkeypatch.setattr("attacks.catalogue.ATTACKS", FEW)
     found = audit(run_dir, capsys, "--attack", "loss", "--beside", str(copied), str(run_dir), str(copied))
     assert [row["label"] for row in found["sweep"]] == ["without privacy, run", "without privacy, copied"]
     assert all(row["accuracy"] is not None for row in found["sweep"])
@@ -282,7 +282,7 @@ def test_a_number_that_is_none_is_null_in_json(run_dir: Path, tmp_path: Path, mo
 @pytest.mark.usefixtures("undrawn")
 def test_an_attack_that_fails_is_a_cell(run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
     monkeypatch.setattr("attacks.loss.run", fails)
-    monkeypatch.setattr("attacks.audit.ATTACKS", FEW)
+    monkeypatch.setattr("attacks.catalogue.ATTACKS", FEW)
     found = audit(run_dir, capsys, "--references", "0")
     failed = [cell for cell in found["cells"] if cell["attack"] == "loss"]
     assert {cell["why"] for cell in failed} == {"it failed: the confidences are no numbers"}
@@ -402,8 +402,8 @@ def test_the_attack_of_the_page_is_made_beside_a_listed_one(own_attack: Path, co
     assert "Loss, calibrated by the initial model" in page
 
 
-def test_a_wrong_file_is_refused(own_attack: Path, tmp_path: Path, capsys: Capsys) -> None:
-    """Before the run is read. The page is short."""
+def test_a_wrong_file_is_refused(own_attack: Path, run_dir: Path, tmp_path: Path, capsys: Capsys) -> None:
+    """The page is short."""
     text = own_attack.read_text(encoding="utf-8")
     assert len(PAGE.read_text(encoding="utf-8").splitlines()) < 60
     for found, instead in (
@@ -421,7 +421,7 @@ def test_a_wrong_file_is_refused(own_attack: Path, tmp_path: Path, capsys: Capsy
     own_attack.write_text(text.replace('"""Calibrated', '(("Calibrated'), encoding="utf-8")
     with refused(ConfigError, hide=r"(?<=SyntaxError).*"):  # Python's own words
         from_file(own_attack)
-    refusals("own_attack", [["audit", tmp_path, "--attack", tmp_path / "none.py"]], capsys)
+    refusals("own_attack", [["audit", run_dir, "--attack", tmp_path / "none.py"]], capsys)
 
 
 def found_by(own_attack: Path, body: str) -> Any:

@@ -236,15 +236,18 @@ def test_the_command_tries_a_configuration(tmp_path: Path, capsys: Capsys) -> No
     assert "a rate of 1.00 is above --fail-above rate=0.5" in said.err
 
 
-def test_attacks_that_do_not_apply_are_no_success(monkeypatch: pytest.MonkeyPatch, capsys: Capsys) -> None:
+def test_attacks_that_do_not_apply_are_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
     """Otherwise a pipeline with --fail-above would pass without a trial."""
 
     def unlabelled(_: object) -> int:
         raise Inapplicable("the attack counts labels")
 
     monkeypatch.setattr("attacks.lying.trials._label", unlabelled)
-    monkeypatch.setattr("attacks.lying.command._server", lambda _: LyingServer(federation(*FIXED).assembly))
-    asked = ["audit", "lying", "x", "--trials", "8"]
+    monkeypatch.setattr("attacks.lying.command._server", lambda *_: LyingServer(federation(*FIXED).assembly))
+    (configuration := tmp_path / "run.toml").touch()
+    asked = ["audit", "lying", str(configuration), "--trials", "8"]
     wrong = (["--attack", "lira"], ["--trials", "1"], ["--fail-above", "auc=0.6"])
     refusals("lying", [*([*asked, *more] for more in wrong), [*asked, *["--attack", "labels"] * 2]], capsys)
     monkeypatch.setattr("attacks.lying.trials.LIES", {"labels": LIES["labels"]})

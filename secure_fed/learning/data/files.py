@@ -100,8 +100,7 @@ def _numbered(lines: Iterable[str], source: str, name: str) -> Table:
 
 def kind(path: PurePath) -> str:
     """The ending that decides how to read the file, without `.gz`: ".jsonl", ".csv", ..."""
-    name = path.name.lower().removesuffix(".gz")
-    return PurePath(name).suffix
+    return PurePath(path.name.lower().removesuffix(".gz")).suffix
 
 
 def stem(path: PurePath) -> str:

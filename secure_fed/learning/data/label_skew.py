@@ -264,8 +264,7 @@ def fill_empty(owner: Indices, clients: int, rng: np.random.Generator) -> Indice
 def parts_of(owner: Indices, clients: int) -> list[Indices]:
     """The examples of each client, in their order."""
     order = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner, minlength=clients)
-    return np.split(order, np.cumsum(sizes)[:-1])
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
 
 
 def label_sets(sets: Sequence[Collection[str]], sources: Sequence[str] | None = None) -> list[int]:
@@ -326,8 +325,7 @@ def _weighed(texts: Sequence[str]) -> csr_array:
 def _spread(points: csr_array, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """The initial centres, (at most `count`, columns), all different."""
     squares = np.asarray((points * points).sum(axis=1), dtype=np.float64)
-    first = int(rng.integers(points.shape[0]))
-    chosen = [points[[first]].toarray()[0]]
+    chosen = [points[[int(rng.integers(points.shape[0]))]].toarray()[0]]
     distance = _squared(points, squares, chosen[0])
     while len(chosen) < count and distance.max() > 1e-9:  # below is rounding: every text equals a centre
         drawn = int(rng.choice(len(distance), p=distance / distance.sum()))

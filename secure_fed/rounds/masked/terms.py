@@ -16,13 +16,11 @@ from privacy.participation import PublicOrder
 from protocols.errors import Aborted, ParameterError
 from protocols.keys import Identity, registry_digest
 from protocols.parameters import Parameters, Policy
-from protocols.thresholds import Choice, choose, colluding, surviving
+from protocols.thresholds import FEWEST, Choice, choose, colluding, surviving
 from secure_fed.config import SecureAggregationConfig
 from secure_fed.errors import ConfigError
 from secure_fed.rounds.masked.encoding_plan import Encoding, Noised, PublicPlan, Rounded
 from secure_fed.rounds.protection import Protection
-
-FEWEST = 3  # in a sum of two, each client can subtract its own contribution
 
 
 @dataclass(frozen=True)

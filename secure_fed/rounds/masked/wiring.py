@@ -17,6 +17,7 @@ from privacy.participation import Poisson, PublicOrder, Sampler
 from protocols.client import Here, Players
 from protocols.masking import cores
 from protocols.parameters import stages
+from protocols.thresholds import FEWEST
 from protocols.workers import OneProcess, Workers
 from secure_fed.config import RunConfig
 from secure_fed.errors import ConfigError
@@ -25,7 +26,7 @@ from secure_fed.rounds.cohort import invited
 from secure_fed.rounds.masked.checks import ExpectedRounds
 from secure_fed.rounds.masked.client import MaskedClient
 from secure_fed.rounds.masked.server import MaskedSum
-from secure_fed.rounds.masked.terms import FEWEST, Registry, Terms
+from secure_fed.rounds.masked.terms import Registry, Terms
 from secure_fed.rounds.placement import placement_of
 from secure_fed.rounds.protection import Protection
 from secure_fed.rounds.sums import Clock

@@ -51,8 +51,7 @@ class Everything:
                 "the model is divided over devices, by accelerate, and this method trains every weight: load the model without "
                 "device_map, or choose a method on LoRA"
             ).about("method.name", "fedft", "a method that trains beside a divided model")
-        names = [name for name, _ in model.named_parameters()]
-        return _trained(model, names)
+        return _trained(model, [name for name, _ in model.named_parameters()])
 
 
 @dataclass(frozen=True)
