@@ -16,7 +16,7 @@ from attacks.any_model import command as any_model
 from attacks.extraction import command as extraction
 from attacks.inference import command as inference
 from attacks.lying import command as lying
-from attacks.options import require_files, say
+from attacks.options import say
 from attacks.prepared import command as prepared
 
 
@@ -26,7 +26,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _audit_model(chosen: argparse.Namespace) -> int:
-    require_files([(chosen.members, "--members"), (chosen.non_members, "--non-members")])
     return any_model.run(chosen) if chosen.attribute is None else inference.run(chosen)
 
 

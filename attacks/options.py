@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError, DataError, UsageError
 
 Say = Callable[[str], None]  # tells the user what an audit is doing
@@ -94,21 +96,71 @@ def require_columns(task: str, text_b: str | None, label: str | None) -> None:
             )
 
 
-def require_files(files: Iterable[tuple[Path, str]]) -> None:
-    """Refuse a folder, and a file that does not exist. files: of texts, each with its option."""
-    for path, name in files:
-        if path.is_dir():
-            raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
-        if not path.exists():
-            raise DataError(f"there is no file {path}; set {name} to a file that exists")
-
-
 def longest(chosen: argparse.Namespace, task: str) -> int:
     """The maximum number of tokens read from a text."""
     length = (OF_CHATS if task == "chat" else LENGTH) if chosen.max_length is None else int(chosen.max_length)
     if length < 1:
         raise ConfigError(f"--max-length is {length}; it must be at least 1, with room for the tokenizer's own tokens")
     return length
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The user's request. labels: the classes in the order of the model's outputs, if given.
+
+    others: None if membership is unknown; then all texts are in one file, that of the argument `all_in`. classes: all classes
+    of the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
+    column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
+    each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
+    attacks: files of user-defined signals. scale_given: whether the scale of a regression's labels in `data` is the user's.
+    """
+
+    model: str
+    members: Path
+    others: Path | None
+    data: DataConfig
+    adapter: Path | None = None
+    references: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    max_length: int = 128
+    device: str = "cpu"
+    classes: tuple[int | str, ...] = ()
+    date: str = ""
+    shadows: int = 0
+    config: RunConfig | None = None
+    recall: Path | None = None
+    neighbours: int = 0
+    neighbour_model: str = ""
+    attacks: tuple[Path, ...] = ()
+    all_in: str = "DIR"
+    scale_given: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a folder, and a file that does not exist, before anything is loaded."""
+        for path, name in self.files:
+            if path.is_dir():
+                raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
+            if not path.exists():
+                raise DataError(f"there is no file {path}; set {name} to a file that exists")
+
+    @classmethod
+    def of(cls, chosen: argparse.Namespace, members: Path, others: Path | None, data: DataConfig) -> Asked:
+        """The request of a command's options: model, --adapter, --device, --reference, --labels and --max-length."""
+        references, labels = tuple(chosen.reference), tuple(chosen.labels.split(",")) if chosen.labels else ()
+        of_model = chosen.adapter, references, labels, longest(chosen, data.task), chosen.device
+        return cls(chosen.model, members, others, data, *of_model)
+
+    @property
+    def files(self) -> list[tuple[Path, str]]:
+        """The files of the texts, each with its option."""
+        if self.others is None:
+            return [(self.members, self.all_in)]
+        return [(self.members, "--members"), (self.others, "--non-members")]
+
+    @property
+    def heading(self) -> dict[str, Any]:
+        """The first entries of every record about the model."""
+        return {"schema": 1, "model": self.model, "adapter": None if self.adapter is None else str(self.adapter)}
 
 
 def say(what: str) -> None:

@@ -100,23 +100,18 @@ WRONG = {  # settings of `train`, and what is said of them
     "model.name=./no_model": "there is no such folder",
     "privacy.ledger=no.sqlite privacy.unit=client privacy.epsilon=8": "there is no ledger no.sqlite",
 }
-NOWHERE = [  # of other commands, what is not there, and a folder that is taken
-    *(
-        ["audit", "nowhere"],
-        ["audit", "share", "nowhere", "flu"],
-        ["audit", "lying", "nowhere.toml"],
-        ["export", "nowhere", "new"],
-    ),
-    *(
-        ["audit", "model", "m", "--members", "rows.jsonl", "--non-members", "no.csv"],
-        ["audit", "extract", "m", "no.csv"],
-    ),
-    *(
-        ["predict", "nowhere"],
-        ["report", "nowhere"],
-        ["audit", "prepare", "no.csv", "--out", "new"],
-        ["coordinator", "found", "nowhere", "--name", "x", "card.json"],
-    ),
+NOWHERE = [  # other commands, without what they read
+    "audit nowhere",
+    "audit share nowhere flu",
+    "audit lying nowhere.toml",
+    "audit model m --members rows.jsonl --non-members no.csv",
+    "audit model m --members rows.jsonl --non-members rows.csv --task chat --label b",
+    "audit extract m no.csv",
+    "audit prepare no.csv --out new",
+    "export nowhere new",
+    "predict nowhere",
+    "report nowhere",
+    "coordinator found nowhere --name x card.json",
 ]
 
 
@@ -127,7 +122,7 @@ def test_commands_print_and_refuse_before_anything_heavy_is_loaded(tmp_path: Pat
     there = f"import os; os.chdir({str(tmp_path)!r})"
     wrong = [MAIN.format(["train", *(f"--set={setting}" for setting in settings.split())]) for settings in WRONG]
     taken = MAIN.format(["train", "--out", "."])
-    others = [MAIN.format(words) for words in NOWHERE]
+    others = [MAIN.format(words.split()) for words in NOWHERE]
     found, printed, errors = probe(*PRINTING, there, *wrong, taken, *others)
     assert found == dict.fromkeys([*PRINTING, there], NOTHING) | dict.fromkeys([*wrong, taken, *others], REFUSED)
     for words in ("usage: secure-fed [", "usage: secure-fed train", "usage: secure-fed budget", "fra_then_ffa"):

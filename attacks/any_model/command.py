@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
 
 from attacks.options import (
     CANNOT_TELL,
@@ -17,6 +16,7 @@ from attacks.options import (
     OF_CHATS,
     SETTINGS,
     TASKS,
+    Asked,
     add_limit,
     add_model_arguments,
     add_task_arguments,
@@ -28,12 +28,8 @@ from attacks.options import (
     require_columns,
     say,
 )
+from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError, UsageError, plainly
-
-if TYPE_CHECKING:
-    from attacks.any_model.subject import Asked
-    from secure_fed.config import RunConfig
-
 
 _LANGUAGE_MODELS = ("causal_lm", "chat")
 
@@ -79,14 +75,14 @@ def run(chosen: argparse.Namespace) -> int:
                 pass
     if chosen.scores:
         _require_writable(chosen.scores)
+    asked = _asked(chosen)
+    if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
+        raise UsageError(f"--recall is for language models, and the task is {asked.data.task}: leave it out")
     from attacks.any_model.report import as_csv, audited, show, written
     from attacks.any_model.shadows import require_fits
     from attacks.any_model.subject import opened
     from secure_fed.runs.durable import atomic_write
 
-    asked = _asked(chosen)
-    if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
-        raise UsageError(f"--recall is for language models, and the task is {asked.data.task}: leave it out")
     if asked.config is not None:  # before anything is loaded
         require_fits(asked.config, asked, asked.shadows)
     audit = audited(opened(asked), say)
@@ -103,9 +99,6 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _asked(chosen: argparse.Namespace) -> Asked:
-    from attacks.any_model.subject import Asked
-    from secure_fed.config import DataConfig
-
     if chosen.neighbour_model and chosen.neighbours is None:
         raise UsageError(
             "--neighbour-model changes the words of neighbours: give their number with --neighbours, such as 25"
@@ -129,7 +122,7 @@ def _asked(chosen: argparse.Namespace) -> Asked:
         recall=chosen.recall,
         neighbours=chosen.neighbours or 0,
         neighbour_model=chosen.neighbour_model or "",
-        attacks=_own(chosen.attack),
+        attacks=_own(chosen.attack) if chosen.attack else (),
         scale_given=gives_scale(settings),
     )
 
@@ -156,8 +149,6 @@ def _own(names: Sequence[str]) -> tuple[Path, ...]:
 
 def _config(chosen: argparse.Namespace) -> RunConfig | None:
     """The configuration for training shadows. It defines how texts are read, so no other option may."""
-    from secure_fed.config import RunConfig
-
     if (chosen.shadows is None) != (chosen.config is None):
         raise UsageError(
             "--shadows N and --config CONFIG.toml go together: the configuration says how shadows are trained"

@@ -25,7 +25,8 @@ from attacks import lira, rmia
 from attacks.adversary.null import Bools, Floats
 from attacks.adversary.shadows import coins, lots, trained
 from attacks.any_model.outputs import config_of, in_options
-from attacks.any_model.subject import Asked, Subject
+from attacks.any_model.subject import Subject
+from attacks.options import Asked
 from secure_fed.config import DataConfig, RunConfig
 from secure_fed.errors import ConfigError
 from secure_fed.export.peft_folder import on_mean_pooled

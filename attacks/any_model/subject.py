@@ -8,7 +8,6 @@ their tokens.
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -33,8 +32,8 @@ from attacks.any_model.outputs import (
     require_same_order,
 )
 from attacks.evidence.baseline import when
-from attacks.options import longest, require_files
-from secure_fed.config import DataConfig, ModelConfig, RunConfig
+from attacks.options import Asked
+from secure_fed.config import ModelConfig
 from secure_fed.errors import DataError, ModelError, UsageError
 from secure_fed.export.export import label_scale_of
 from secure_fed.export.peft_folder import on_mean_pooled
@@ -53,50 +52,6 @@ from secure_fed.learning.training.objective import to_device
 Switch = Callable[[], AbstractContextManager[Any]]
 BATCH = 16
 _PREDICTED_FROM = {"AutoModelForCausalLM": 1, "AutoModelForTokenClassification": 0}  # place of the first labelled token
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The user's request. labels: the classes in the order of the model's outputs, if given.
-
-    others: None if membership is unknown; then all texts are in one file, that of the argument `all_in`. classes: all classes
-    of the texts' data set, as the data writes them, where they are known; a few texts may not contain all of them. date: the
-    column with the date of a text. shadows: the number to train, by `config`. recall: texts outside the training, to prefix
-    each text with. neighbours: the number for each text, by the masked language model `neighbour_model` if one is named.
-    attacks: files of user-defined signals. scale_given: whether the scale of a regression's labels in `data` is the user's.
-    """
-
-    model: str
-    members: Path
-    others: Path | None
-    data: DataConfig
-    adapter: Path | None = None
-    references: tuple[str, ...] = ()
-    labels: tuple[str, ...] = ()
-    max_length: int = 128
-    device: str = "cpu"
-    classes: tuple[int | str, ...] = ()
-    date: str = ""
-    shadows: int = 0
-    config: RunConfig | None = None
-    recall: Path | None = None
-    neighbours: int = 0
-    neighbour_model: str = ""
-    attacks: tuple[Path, ...] = ()
-    all_in: str = "DIR"
-    scale_given: bool = False
-
-    @classmethod
-    def of(cls, chosen: Namespace, members: Path, others: Path | None, data: DataConfig) -> Asked:
-        """The request of a command's options: model, --adapter, --device, --reference, --labels and --max-length."""
-        references, labels = tuple(chosen.reference), tuple(chosen.labels.split(",")) if chosen.labels else ()
-        of_model = chosen.adapter, references, labels, longest(chosen, data.task), chosen.device
-        return cls(chosen.model, members, others, data, *of_model)
-
-    @property
-    def heading(self) -> dict[str, Any]:
-        """The first entries of every record about the model."""
-        return {"schema": 1, "model": self.model, "adapter": None if self.adapter is None else str(self.adapter)}
 
 
 @dataclass(frozen=True)
@@ -176,7 +131,7 @@ def opened(asked: Asked) -> Subject:
         parts = [part.take(rows) for part, rows in zip(parts, kept, strict=True)]
         if asked.others is not None:
             require_apart(*parts)
-        dates = dates_of(_files(asked), kept, asked.date) if asked.date else None
+        dates = dates_of(asked.files, kept, asked.date) if asked.date else None
         rows = joined(*parts)
         model, tokenizer, base = _loaded(asked, task, rows.label_names)
         texts = Texts(rows, len(parts[0]), task.encode(tokenizer, rows, asked.max_length))
@@ -257,16 +212,9 @@ def _templated(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
     return replace(asked, data=replace(data, chat_template=template)), (note,)
 
 
-def _files(asked: Asked) -> list[tuple[Path, str]]:
-    if asked.others is None:
-        return [(asked.members, asked.all_in)]
-    return [(asked.members, "--members"), (asked.others, "--non-members")]
-
-
 def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
-    require_files(_files(asked))
-    tables = [sources.of_one_party(task, [path], name) for path, name in _files(asked)]
+    tables = [sources.of_one_party(task, [path], name) for path, name in asked.files]
     classes = _classes(asked, task, tables)
     classes = in_order(classes, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)
     return [task.rows(some, classes) for some in tables]

@@ -9,6 +9,7 @@ from typing import Any
 
 from attacks.options import (
     OF_CHATS,
+    Asked,
     add_chat_template,
     add_limit,
     add_model_arguments,
@@ -17,9 +18,9 @@ from attacks.options import (
     limit_of,
     longest,
     require_columns,
-    require_files,
     say,
 )
+from secure_fed.config import DataConfig
 from secure_fed.errors import ConfigError, UsageError
 
 PREFIX = SUFFIX = 32
@@ -59,17 +60,16 @@ def run(chosen: argparse.Namespace) -> int:
     limit = limit_of(chosen.fail_above, "extracted", how)
     prefix = None if chosen.answers else _length(chosen, "prefix", PREFIX)
     suffix = _length(chosen, "suffix", SUFFIX)
-    require_files([(chosen.texts, "FILE")])
-    from attacks.any_model.subject import Asked, opened
-    from attacks.extraction.prefix import extracted
-    from secure_fed.config import DataConfig
-
     require_columns(task, chosen.text_b, None)
     settings = chosen_settings(chosen, task)
     data = DataConfig("", "of the user", "", task, chosen.text or "", chosen.text_b or "", **settings)
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
-    subject = opened(Asked(chosen.model, chosen.texts, None, data, *of_model, all_in="FILE"))
+    asked = Asked(chosen.model, chosen.texts, None, data, *of_model, all_in="FILE")
+    from attacks.any_model.subject import opened
+    from attacks.extraction.prefix import extracted
+
+    subject = opened(asked)
     facts = extracted(subject, prefix, suffix, say, show_texts=chosen.show_texts)
     print(json.dumps(facts)) if chosen.json else _show(facts)
     share = facts["only_by_the_model"] / facts["tried"]

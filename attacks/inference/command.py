@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attacks.options import add_limit, cannot_tell, exit_status, limit_of, refuse, say
+from attacks.options import Asked, add_limit, cannot_tell, exit_status, limit_of, refuse, say
+from secure_fed.config import DataConfig
 from secure_fed.errors import UsageError
 from secure_fed.runs.directory import read_facts
 
@@ -37,13 +38,13 @@ def run(chosen: argparse.Namespace) -> int:
             f"{', '.join(_TASKS)}"
         )
     limit = limit_of(chosen.fail_above, "advantage", "with --attribute give advantage= and a number from 0 to 1")
-    from attacks.any_model.subject import Asked, opened
-    from attacks.inference.attribute import attribute, audited
-    from secure_fed.config import DataConfig
-
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
     data = DataConfig("", "of the user", "", task, *columns)
-    subject = opened(Asked.of(chosen, chosen.members, chosen.non_members, data))
+    asked = Asked.of(chosen, chosen.members, chosen.non_members, data)
+    from attacks.any_model.subject import opened
+    from attacks.inference.attribute import attribute, audited
+
+    subject = opened(asked)
     found = attribute(subject, chosen.attribute)
     facts = audited(subject, found, say)
     print(json.dumps(facts)) if chosen.json else _show(facts)

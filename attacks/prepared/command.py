@@ -16,6 +16,7 @@ from attacks.options import (
     LENGTH,
     OF_CHATS,
     TASKS,
+    Asked,
     add_limit,
     add_model_arguments,
     add_task_arguments,
@@ -26,10 +27,10 @@ from attacks.options import (
     limit_of,
     refuse,
     require_columns,
-    require_files,
     say,
 )
 from secure_fed.errors import ConfigError
+from secure_fed.learning.data import files
 
 if TYPE_CHECKING:
     from attacks.prepared.folder import Manifest
@@ -77,7 +78,7 @@ def add_preparing(parser: argparse.ArgumentParser) -> None:
 
 def prepare(chosen: argparse.Namespace) -> None:
     """Prepare the folder, and print who gets which of its files."""
-    require_files([(chosen.data, "DATA")])
+    files.head(chosen.data, (), "DATA")  # refuses what is no such file
     from dataclasses import asdict
 
     from attacks.extraction.exposure import DIGITS, USUAL, USUAL_CHAT, Template
@@ -151,7 +152,7 @@ def _exposure(chosen: argparse.Namespace) -> int:
 
 
 def _opened(chosen: argparse.Namespace, manifest: Manifest) -> Any:
-    from attacks.any_model.subject import Asked, opened
+    from attacks.any_model.subject import opened
     from attacks.prepared.folder import CANDIDATES
     from secure_fed.config import DataConfig
 

@@ -15,7 +15,8 @@ import torch
 from attacks import lira, rmia
 from attacks.any_model import shadows, signals
 from attacks.any_model.signals import dropped
-from attacks.any_model.subject import Asked, Subject, Tokens, _figures, opened
+from attacks.any_model.subject import Subject, Tokens, _figures, opened
+from attacks.options import Asked
 from secure_fed import Federation, RunConfig
 from secure_fed.config import DataConfig
 from secure_fed.errors import DataError, UsageError

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from attacks.any_model.subject import Asked, opened
+from attacks.any_model.subject import opened
+from attacks.options import Asked
 from secure_fed import RunConfig, load_run
 from secure_fed.commands.cli import main
 from secure_fed.config import DataConfig

@@ -16,8 +16,9 @@ import torch
 
 from attacks.adversary.shadows import lots
 from attacks.any_model import signals
-from attacks.any_model.subject import Asked, opened
+from attacks.any_model.subject import opened
 from attacks.extraction.prefix import Windows, continued, conversation_windows
+from attacks.options import Asked
 from attacks.prepared import folder
 from privacy.entropy import SeededEntropy
 from secure_fed.commands.cli import main

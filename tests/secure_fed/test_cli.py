@@ -410,6 +410,6 @@ def test_an_interrupt_of_what_is_no_run_is_one_sentence_from_the_first_moment(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(instant, interrupt)
-    monkeypatch.setattr("attacks.adversary.case.read_facts", interrupt)
+    monkeypatch.setattr("attacks.command.read_facts", interrupt)
     assert main([command, "some_run"]) == 130
     assert capsys.readouterr().err == "secure-fed: interrupted\n"

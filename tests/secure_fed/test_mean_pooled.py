@@ -17,7 +17,8 @@ from peft import AutoPeftModel
 from torch import nn
 
 from attacks.any_model.shadows import require_fits
-from attacks.any_model.subject import Asked, opened
+from attacks.any_model.subject import opened
+from attacks.options import Asked
 from secure_fed import Federation, MeanPooledForSequenceClassification, RunConfig, load_run
 from secure_fed.config import DataConfig, ModelConfig
 from secure_fed.errors import ConfigError, ModelError
