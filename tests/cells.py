@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _MOST_SHOWN = 20
-_OF_ONE_CASE = {"tmp_path", "monkeypatch", "capsys", "capfd", "caplog"}
+_OF_ONE_CASE = {"tmp_path", "monkeypatch", "capsys", "capfd"}
 
 
 def every(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

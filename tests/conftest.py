@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -103,6 +104,15 @@ def durable_pragmas() -> Iterator[tuple[str, ...]]:
     hasty = tuple("synchronous=OFF" if pragma.startswith("synchronous") else pragma for pragma in pragmas)
     with patch.object(os, "fsync", lambda descriptor: None), patch.object(ledger_file, "PRAGMAS", hasty):
         yield pragmas
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_parser() -> Iterator[None]:
+    """The command line's parser is made once, for the thousand commands of the tests."""
+    from secure_fed.commands import cli
+
+    with patch.object(cli, "parser", cache(cli.parser)):
+        yield
 
 
 @pytest.fixture(scope="session")
