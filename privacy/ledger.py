@@ -73,8 +73,8 @@ class Ledger:
     ) -> Ledger:
         """A new ledger; None means no limit. LedgerError if the file exists, PlanError for an invalid budget."""
         budget = Budget.fixed(epsilon, delta, composition)
-        if not data_set:
-            raise PlanError("the ledger's data set has no name: give one")
+        if not (isinstance(data_set, str) and data_set):
+            raise PlanError(f"the ledger's data set is {data_set!r:.40}: give its name")
         made = {"format": FORMAT, "ledger": str(uuid.uuid4()), "key": secrets.token_hex(32), "data_set": data_set}
         ledger_file.create(Path(path), ledger_file.sealed(None, "open", "", {**made, **asdict(budget), "time": _now()}))
         return cls.open(path, heads=heads)
@@ -233,6 +233,8 @@ class Ledger:
         included. new_round: noted with the charge; BudgetExhausted too if a charge to `who` names this round or a later one.
         """
         _require_whole(releases)
+        if not isinstance(who, str):
+            raise PlanError(f"{who!r:.40} is charged, which is no name: give a client's, or an empty one")
         with self._transaction(write=True):
             self._book.reservation(run)
             if limit is not None and self._book.charged(run).get(who, 0) + releases > limit:

@@ -137,6 +137,8 @@ class Plan:
     def _turns(self, releases: int | None) -> float:
         """The number of times that `release` is made by the charged releases; a round that was begun counts in full."""
         count = self.releases if releases is None else releases
+        if count < 0:
+            raise PlanError(f"{count} releases cannot be accounted for; choose at least 0")
         if self.limits:
             return count
         rounds = math.ceil(count / self.passes)

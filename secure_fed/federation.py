@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import nn
 
@@ -62,8 +64,8 @@ class Federation:
     `metrics.jsonl`. It is published when the round ends; a private run publishes its records when the run ends, since times
     reveal how many clients trained.
 
-    entropy: the source of noise and secret coins, by default the operating system. A run with any other source is not private,
-    and its result says so.
+    entropy: the source of noise and secret coins, by default the operating system. Any other has to say itself that it is not
+    private, as `SeededEntropy` does for tests, and the result of its run says so.
 
     mechanism: a privacy mechanism of yours, as a function of its noise multiplier, in place of a file that `privacy.mechanism`
     names (docs/adding_a_mechanism.md).
@@ -122,6 +124,10 @@ class Federation:
         self.config = self.assembly.config
         self.callbacks = list(callbacks)
         self._result: Result | None = None
+        self._running = Lock()
+        self._states = WeakValueDictionary(
+            {id(self.assembly.initial): self.assembly.initial}
+        )  # those of this federation
 
     @property
     def warnings(self) -> list[str]:
@@ -156,8 +162,14 @@ class Federation:
         A run that is killed at any instant can be continued with `resume`. Without privacy it then ends with the same tensors
         as an uninterrupted run; with privacy it continues from its last release.
         """
-        outcome = run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
-        return self._result or Result(**vars(outcome))
+        if not self._running.acquire(blocking=False):  # two runs would share the account of one
+            message = "run() was called while this federation runs: wait for its end, or make another federation"
+            raise ConfigError(message).about("run", "running", "one run at a time")
+        try:
+            outcome = run(self.assembly, Path(out) if out is not None else None, resume=resume, notify=self._notify)
+            return self._result or Result(**vars(outcome))
+        finally:
+            self._running.release()
 
     def load(self, state: State) -> nn.Module:
         """The adapted model, loaded with the tensors of this state."""
@@ -166,7 +178,7 @@ class Federation:
     def export(self, state: State, out_dir: str | Path, *, base_model: str = "", client: str | None = None) -> Path:
         """Write the adapter and the head of this state, for PEFT if it is a LoRA adapter and for `load_adapter` otherwise.
 
-        Refuses a folder that is not empty.
+        Refuses a folder that is not empty, and in a private federation a state of another one, whose guarantee it can't know.
 
         base_model: the Hub id or folder from which others load your base model. client: the client whose personal tensors are
         written, if the state has personal tensors.
@@ -179,16 +191,19 @@ class Federation:
             out,
             base_model=base_model,
             client=client,
-            statement=self._stated(),
+            statement=self._stated(state),
             noise_alone=noise_alone,
         )
         return out
 
-    def _stated(self) -> str:
+    def _stated(self, state: State) -> str:
         """The guarantee of this federation's states: from its last run or, before any run, from its plan."""
+        planned = guarantee.planned(self.assembly)
+        if planned and self._states.get(id(state)) is not state:
+            message = "state is of no run of this federation: export that of its result or of on_round_end"
+            raise ConfigError(message).about("state", f"after round {state.round}", "a state of this federation")
         if self._result:
             return str(self._result.summary["privacy_statement"])
-        planned = guarantee.planned(self.assembly)
         return str(planned["privacy"]["text"]) if planned else ""
 
     def _notify(self, event: str, *news: Any) -> None:
@@ -196,6 +211,9 @@ class Federation:
         if event == "on_end":
             self._result = Result(**vars(news[0]))
             news = (self._result,)
+        for one in (*news, *(one.state for one in news if isinstance(one, Result))):
+            if isinstance(one, State):
+                self._states[id(one)] = one
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)

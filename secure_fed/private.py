@@ -124,10 +124,10 @@ def wrap(
     Raises OwnLoopError, ModelError, DataError, ConfigError or an error of `privacy` if no guarantee can be made; then nothing
     was changed.
     """
-    if data_set and not ledger:
-        raise ConfigError(
-            f"data_set is {data_set!r}, a name in a ledger, but no ledger is given: give its file as ledger"
-        ).about("data_set", data_set, "a ledger beside it")
+    for name, given in (("data_set", data_set), ("unit_name", unit_name)):
+        if given and not ledger:
+            message = f"{name} is {given!r}, a name in a ledger, but no ledger is given: give its file as ledger"
+            raise ConfigError(message).about(name, given, "a ledger beside it")
     return _wrapped(model, optimizer, loader, budget, SystemEntropy(), (fspath(ledger or ""), data_set, unit_name))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 from secure_fed.config import ModelConfig, RunConfig
 from secure_fed.errors import ConfigError, DataError
@@ -48,6 +49,8 @@ def given(
         message = "privacy.unit is 'person', which needs data from files with a privacy.person_column; use 'example'"
         raise ConfigError(message).about("privacy.unit", "person", "another unit with objects of yours")
     _check_examples(train, test, non_members)
+    for client, own in enumerate(train if config.privacy.unit == "example" and not is_lazy(train) else ()):
+        require_no_repeats(own, f"client {client}'s")
     _check_settings(config, len(train))
     collate = collate or _default_collate(model, test[0], classifies=loss is None)
     batch = collate([test[0]])
@@ -229,10 +232,10 @@ def _content(train: Sequence[Sequence[Any]], test: Sequence[Any]) -> dict[str, s
 
     Only lists are read: another data set may give an example a new form each time.
     """
-    if is_lazy(train) or not all(isinstance(own, list | tuple) for own in (*train, test)):
+    if is_lazy(train) or not all(isinstance(own, list | tuple) for own in train):
         return {}
     try:
-        return {"examples_digest": fingerprint.in_order([*train, test])}
+        return {"examples_digest": fingerprint.in_order([*train, *([test] if isinstance(test, list | tuple) else [])])}
     except (TypeError, RuntimeError):  # of examples whose content cannot be read
         return {}
 
@@ -249,3 +252,45 @@ def _units_given(config: RunConfig, train: Sequence[Sequence[Any]]) -> str:
                     f"({error}): set privacy.unit_name to a name that all runs on this unit give"
                 ).about("privacy.unit_name", config.privacy.unit_name, "a name") from error
     return fingerprint.of_sizes([len(train)] if is_lazy(train) else map(len, train))
+
+
+def require_no_repeats(data: Any, whose: str) -> None:
+    """DataError if Subset or ConcatDataset put an example of the data set inside them into it more than once.
+
+    Oversampling of a rare class makes such data sets. Removing an example would remove all its copies, and so move a step's sum
+    by as many clip norms. Copies that are rows of their own, or that another kind of data set makes, are not seen.
+    """
+    if not isinstance(data, Subset | ConcatDataset):
+        return
+    seen: set[Hashable] = set()
+    for example in _inside(data, range(len(data))):
+        if example in seen:
+            raise DataError(
+                f"{whose} {type(data).__name__} has example {example[1]} of a data set more than once, and removing that "
+                "example would move a step by more than clip_norm; leave out repeated indices, and multiply the loss of rare "
+                "examples by a weight instead"
+            )
+        seen.add(example)
+
+
+def _inside(data: Any, indices: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """(data set, index) of the examples at these indices, by the data set inside Subset and ConcatDataset."""
+    if isinstance(data, Subset):
+        own = data.indices.tolist() if hasattr(data.indices, "tolist") else data.indices
+        yield from _inside(data.dataset, (own[index] for index in indices))
+    elif isinstance(data, ConcatDataset):
+        for index in indices:
+            place = _from_the_start(index, data)
+            part = bisect_right(data.cumulative_sizes, place)
+            before = data.cumulative_sizes[part - 1] if part else 0
+            yield from _inside(data.datasets[part], [place - before])
+    else:
+        for index in indices:
+            yield id(data), _from_the_start(index, data)
+
+
+def _from_the_start(index: Any, data: Any) -> Any:
+    """The index as a whole number from 0, if it is a number: numbers below 0 count from the end."""
+    if not hasattr(index, "__index__"):
+        return index
+    return int(index) + len(data) if index < 0 else int(index)

@@ -76,11 +76,17 @@ class PrivateSteps:
         self._during = ExitStack()
         self.made = 0
         self._gradients = BackwardGradients(model, trained)
-        self._handles = [
-            model.register_forward_pre_hook(self._enter),
-            model.register_forward_hook(self._leave, always_call=True),
-            optimizer.register_step_pre_hook(self._before),
-        ]
+        try:
+            self._handles = [
+                optimizer.register_step_pre_hook(self._before),
+                model.register_forward_pre_hook(self._enter),
+                model.register_forward_hook(self._leave, always_call=True),
+            ]
+        except AttributeError as error:  # an optimizer whose class left out its parent's __init__
+            self._gradients.close()
+            raise OwnLoopError(
+                f"{type(optimizer).__name__} calls no hooks before its steps, where noise is added; give an optimizer of torch"
+            ) from error
 
     @property
     def reduction(self) -> Reduction | None:

@@ -19,7 +19,7 @@ import torch
 
 from privacy.participation import Attendance
 from secure_fed.config import TrainingConfig
-from secure_fed.errors import ConfigError, MethodError
+from secure_fed.errors import ConfigError, DataError, MethodError
 from secure_fed.learning.tasks.task import Collate
 from secure_fed.learning.training.common_passes.trainings import Ways, train_together
 from secure_fed.learning.training.local import Falling, Job, PrivateSteps, Train, Trained, planned_steps, train
@@ -103,6 +103,11 @@ class Client:
     _takes_part: bool = field(default=True, init=False)
     _due: list[tuple[int, str]] = field(default_factory=list, init=False)
     _ahead: tuple[Request, Trained] | None = field(default=None, init=False)
+    _planned: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self._setup.protection.placement.step_noise:
+            self._planned = len(self.examples)
 
     @property
     def personal(self) -> Tensors:
@@ -243,8 +248,16 @@ class Client:
         return self._setup.job(start, request, self.examples, self._rng(request.round), self.name)
 
     def _charged(self, job: Job, request: Request) -> Job:
-        """The job with private steps, as many as the client's budget has left."""
+        """The job with private steps, as many as the client's budget has left.
+
+        DataError if the number of examples is not the planned one: each would be drawn with another probability.
+        """
         setup, protection = self._setup, self._setup.protection
+        if len(self.examples) != self._planned:
+            raise DataError(
+                f"client {self.name} has {len(self.examples)} examples, and its noise was planned for {self._planned}: leave "
+                "the data set as it is until the run has ended"
+            ).about("train", len(self.examples), f"{self._planned} examples of {self.name}")
         units = len(set(self.persons)) if self.persons is not None else len(self.examples)
         count = setup.allowance(self.name, planned_steps(units, setup.training), request.round)
         self._takes_part = count > 0

@@ -192,9 +192,13 @@ def protect(
 
     names: of the clients. units: examples, or persons, at each client. passes: releases a round. numbers: the number
     of trained coordinates; 0 where it is unknown, and then there are only the dummies that the configuration requests.
-    mechanism: makes the user's own mechanism from a noise multiplier.
+    mechanism: makes the user's own mechanism from a noise multiplier. entropy: another source than the operating system says
+    itself that it is not private: whoever holds the key of `KeyedEntropy` could take the noise out again.
     """
     privacy, placement = config.privacy, placement_of(config)
+    if not (entropy is None or isinstance(entropy, SystemEntropy) or getattr(entropy, "private", None) is False):
+        message = f"entropy is {entropy!r:.40}, and noise is from the operating system: leave it out"
+        raise ConfigError(message).about("entropy", type(entropy).__name__, "None, or for tests a SeededEntropy")
     if mechanism is not None:
         require_made(mechanism)
         require_open_sums(config, passes)

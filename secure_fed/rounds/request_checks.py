@@ -46,9 +46,18 @@ class Acceptable:
     _passed: tuple[int, str, tuple[Tensors, ...]] = field(default=(-1, "", ()), compare=False, repr=False)
 
     @classmethod
-    def of(cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...]) -> Acceptable:
+    def of(
+        cls, config: RunConfig, method: Method, initial: Tensors, personal: tuple[str, ...], *, adapts: bool = False
+    ) -> Acceptable:
+        """adapts: whether the user's own mechanism adapts the clip norm, as `privacy.clip_quantile` does."""
         federation, privacy = config.federation, config.privacy
-        clip = None if privacy.clip_quantile is not None else math.inf if privacy.unit == "none" else privacy.clip
+        clip = (
+            None
+            if adapts or privacy.clip_quantile is not None
+            else math.inf
+            if privacy.unit == "none"
+            else privacy.clip
+        )
         return cls(method, initial, personal, config.training, federation.rounds, federation.largest_value, clip)
 
     def require(self, request: Request, client: str) -> None:

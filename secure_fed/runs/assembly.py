@@ -360,6 +360,7 @@ def _setup(
 ) -> ClientSetup:
     """The setup that all clients share. watched: observes clients' training, where no guarantee forbids it."""
     config, problem = start.config, start.problem
+    adapts = protection.given and type(protection.mechanism).adapted is not Mechanism.adapted
     return ClientSetup(
         objective=start.objective,
         method=start.method,
@@ -375,7 +376,7 @@ def _setup(
         allowance=charges.allowance,
         watch=watched.see if watched and watched.local else None,
         attendance=attendance,
-        acceptable=Acceptable.of(config, start.method, start.tensors, start.personal),
+        acceptable=Acceptable.of(config, start.method, start.tensors, start.personal, adapts=adapts),
         last=problem.last,
         ranks=config.method.ranks_by_name,
     )

@@ -167,14 +167,14 @@ def require_room(privacy: PrivacyConfig, plan: Plan, run_dir: Path | None, subje
     if not privacy.ledger:
         return plan
     ledger = _shared(privacy, noted)
-    if noted and ledger.reserved(noted.run) is not None:
-        return plan
     if noted and ledger.closed(noted.run):
         raise RunDirectoryError(
             f"{run_dir} cannot be resumed: its run {noted.run!r} was closed in {ledger.path}, and its reservation was given "
             "back: start a new run in another directory"
         )
     ledger.require(subject.data, privacy.data_set or None, subject.unit(plan))
+    if noted and ledger.reserved(noted.run) is not None:
+        return plan
     return _fitted(plan, privacy, ledger)
 
 

@@ -146,6 +146,8 @@ def delta_of(mu: float, epsilon: float) -> float:
 )
 def test_an_exact_gaussian_is_one_at_every_delta(plan: Plan, mu: float) -> None:
     assert plan.gaussian() == pytest.approx(mu)
+    with pytest.raises(PlanError):
+        plan.epsilon(-1)
     for delta, epsilon in plan.curve(DELTAS):
         assert delta_of(mu, epsilon) == pytest.approx(delta, rel=1e-6)
 

@@ -103,6 +103,8 @@ def test_charges_are_counted_by_who_and_need_a_reservation(ledger: Ledger) -> No
     for releases in (0, -1, True, 1.0):
         with pytest.raises(PlanError):
             ledger.charge("a", "", releases, {})  # type: ignore[arg-type]
+    with pytest.raises(PlanError):
+        ledger.charge("a", 5, 1, {})  # type: ignore[arg-type]
 
 
 def test_data_binds_by_digest_unless_the_user_names_the_data_set(ledger: Ledger) -> None:
@@ -403,9 +405,9 @@ NOTHING = [
 def test_a_budget_of_which_nothing_follows_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, "composition": "rdp"}
     wrong = [{"epsilon": epsilon, "delta": delta} for epsilon, delta in NOTHING]
-    for one in (*wrong, {"composition": "strong"}, {"epsilon": -1.0, "composition": "basic"}):
+    for one in (*wrong, {"composition": "strong"}, {"epsilon": -1.0, "composition": "basic"}, {"data_set": 5}):
         with pytest.raises(PlanError):
-            Ledger.create(tmp_path / "ledger.db", data_set="ward", **given | one)
+            Ledger.create(tmp_path / "ledger.db", **{"data_set": "ward"} | given | one)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,7 +21,7 @@ from privacy import accounting
 from privacy.entropy import SeededEntropy
 from privacy.errors import PlanError
 from privacy.ledger import Ledger
-from privacy.mechanisms import Gaussian, Mechanism
+from privacy.mechanisms import AdaptiveGaussian, Gaussian, Mechanism
 from privacy.participation import FixedSize, Poisson
 from privacy.plan import Target, for_sums
 from secure_fed import RunConfig
@@ -92,6 +92,11 @@ def test_it_runs_is_named_and_the_ledger_is_charged_with_its_own_event(tmp_path:
     assert "Laplace, given in Python" in readme
     for text in (said["privacy_statement"], readme, *(one.read_text() for one in (tmp_path / "run").glob("*.json"))):
         assert "Gaussian" not in text
+
+
+def test_a_clip_norm_that_the_mechanism_adapts_may_grow() -> None:
+    built = federation(NOISE, seed=0, mechanism=lambda z: AdaptiveGaussian.of(z, 1.0, 3))
+    assert built.run().state.clip_norm > 0.1
 
 
 @every("method, lr", [("fedlora", 10.0), ("fra_lora", 10.0), ("fra_lora", 1e-4)])

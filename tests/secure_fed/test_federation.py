@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from secure_fed import Federation, RunConfig
@@ -265,6 +265,7 @@ def test_parameters_that_a_user_froze_are_named_since_the_method_decides() -> No
 
 DATA = toys.examples(1, 6)
 PAIRS = [(item["x"], item["labels"]) for item in DATA]
+ONE_EXAMPLE = {**private_toys.EXAMPLE, "privacy.noise_multiplier": 1.0}
 TEXT = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": 0}
 
 
@@ -293,6 +294,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str | None]] = {
     "a loader": ({"test": DataLoader(DATA)}, ConfigError, "test"),  # type: ignore[arg-type]
     "nobody": ({"train": []}, DataError, None),
     "nothing": ({"test": []}, DataError, None),
+    "an example twice": ({"settings": ONE_EXAMPLE, "train": [DATA, Subset(DATA, [0, 1, 0])]}, DataError, None),  # type: ignore[arg-type]
     "an empty client": ({"sizes": (4, 0, 3)}, DataError, None),
     "tuples without a loss": ({"train": [PAIRS], "test": PAIRS}, ConfigError, "loss"),
     "tuples without metrics": (

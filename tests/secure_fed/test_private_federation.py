@@ -14,14 +14,17 @@ import torch
 from torch import Tensor
 
 from privacy import accounting
-from privacy.entropy import SeededEntropy
+from privacy.entropy import KeyedEntropy, SeededEntropy, SystemEntropy
 from privacy.mechanisms import COUNTER
 from privacy.participation import Poisson
 from privacy.plan import Plan
+from secure_fed.errors import ConfigError, DataError
+from secure_fed.methods.method import State
 from secure_fed.runs.store import read_checkpoint
 from tests.cells import chosen
+from tests.golden import refused
 from tests.secure_fed import private_toys, toys
-from tests.secure_fed.private_toys import NOISE, TARGET, federation, one_round, recorded
+from tests.secure_fed.private_toys import EXAMPLE, NOISE, TARGET, federation, one_round, recorded
 from tests.secure_fed.privately import less, norm
 
 C = NOISE["privacy.clip_norm"]
@@ -65,6 +68,50 @@ def test_injected_noise_is_repeatable_and_is_called_what_it_is() -> None:
     assert not toys.same(runs[0].state.tensors, runs[2].state.tensors)
     assert runs[0].summary["privacy"]["private"] is False
     assert runs[0].summary["privacy_statement"].startswith("NOT PRIVATE")
+
+
+@pytest.mark.parametrize("source", [KeyedEntropy(bytes(32)), SystemEntropy, SeededEntropy, 5], ids=str)
+def test_noise_of_a_key_that_somebody_holds_is_not_called_private(source: Any) -> None:
+    with refused(ConfigError, "entropy", worded=False):
+        toys.federation(NOISE, entropy=source)
+
+
+def test_a_run_within_a_run_is_refused_and_a_second_after_it_is_not() -> None:
+    """Two runs of one federation at a time would be charged as one."""
+
+    class Again:
+        def on_round_end(self, record: Any, state: Any) -> None:
+            with refused(ConfigError, "run"):
+                built.run()
+
+    built = federation(NOISE, callbacks=[Again()])
+    assert built.run().summary["releases"] == built.run().summary["releases"] == 3
+
+
+def test_a_state_of_another_federation_is_exported_under_no_guarantee_of_this_one(tmp_path: Path) -> None:
+    seen: list[State] = []
+
+    class Seen:
+        def on_round_end(self, record: Any, state: State) -> None:
+            seen.append(state)
+
+    built = federation(NOISE, callbacks=[Seen()])
+    result = built.run()
+    for number, state in enumerate((built.assembly.initial, seen[0], result.state)):
+        assert "differential privacy" in (built.export(state, tmp_path / f"{number}") / "README.md").read_text()
+    for other in (toys.federation().run().state, replace(result.state)):
+        with refused(ConfigError, "state"):
+            built.export(other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_data_set_that_shrinks_after_its_noise_was_planned_trains_no_more() -> None:
+    """Each of the examples that are left would be drawn with a larger probability."""
+    train = [toys.examples(client, 6) for client in range(3)]
+    built = federation({**EXAMPLE, "privacy.noise_multiplier": 1.0, "federation.cohort": 3}, train=train)
+    del train[1][2:]
+    with refused(DataError, "train"):
+        built.run()
 
 
 def test_what_a_client_draws_in_training_is_secret_where_it_is_private() -> None:

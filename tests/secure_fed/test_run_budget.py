@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
 
 from privacy.errors import BudgetExhausted, LedgerError
 from privacy.ledger import Ledger
@@ -23,6 +23,7 @@ from secure_fed.learning import tasks
 from secure_fed.learning.data import fingerprint, partition, sources
 from secure_fed.learning.data.rows import Rows
 from secure_fed.runs.budget import unit_name
+from tests.contracts.runs import KilledAfter, KilledError
 from tests.golden import refused
 from tests.secure_fed import private_toys, toys
 from tests.secure_fed.conftest import Ran
@@ -181,6 +182,17 @@ def test_objects_dealt_to_others_are_other_units(tmp_path: Path) -> None:
     with refused(LedgerError):
         federation(settings, train=doctors).run(tmp_path / "second")
     federation(settings, train=[own[::-1] for own in reversed(patients)]).run(tmp_path / "second")
+
+
+def test_a_run_is_not_resumed_on_the_data_of_others(tmp_path: Path) -> None:
+    """Also where only the ledger's digest tells them apart, as of data sets of torch."""
+    settings = made(tmp_path / "wards.sqlite", of=ONE)
+    mine, others = ([Subset(toys.examples(seed + client, 4), range(4)) for client in range(3)] for seed in (1, 50))
+    with pytest.raises(KilledError):
+        federation(settings, train=mine, callbacks=[KilledAfter(1)]).run(tmp_path / "run")
+    with refused(LedgerError):
+        federation(settings, train=others).run(tmp_path / "run", resume=True)
+    federation(settings, train=mine).run(tmp_path / "run", resume=True)
 
 
 class Opaque:

@@ -360,6 +360,17 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         wrap(model, both, loader(), BUDGET)
 
 
+def test_an_optimizer_without_hooks_is_refused_and_leaves_the_model_as_it_was() -> None:
+    class Unfinished(torch.optim.SGD):
+        def __init__(self, model: nn.Module) -> None:
+            self.param_groups, self.state = [{"params": [*model.parameters()]}], {}  # type: ignore[assignment]
+
+    model = network()
+    with refused(OwnLoopError):
+        wrap(model, Unfinished(model), loader(), BUDGET)
+    train(wrapped(model))
+
+
 def test_wrapping_twice_is_refused_until_the_first_is_closed() -> None:
     model = network()
     first = wrapped(model)

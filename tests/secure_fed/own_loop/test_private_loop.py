@@ -227,8 +227,9 @@ def test_a_budget_that_is_none_is_refused(given: dict[str, Any], about: str) -> 
 
 def test_a_name_in_a_ledger_needs_one() -> None:
     model = network()
-    with refused(ConfigError, "data_set"):
-        wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, ledger=None, data_set="notes")
+    for name in ("data_set", "unit_name"):
+        with refused(ConfigError, name):
+            wrap(model, torch.optim.SGD(model.parameters(), 0.1), loader(), BUDGET, **{name: "notes"})
 
 
 def test_an_example_without_a_finite_gradient_counts_as_zero() -> None:
