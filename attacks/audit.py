@@ -16,7 +16,7 @@ from typing import Any
 
 from attacks.adversary.case import VANTAGES, Case, Finding, Inapplicable, Seen, Settings, Target, seen
 from attacks.adversary.shadows import SharedReferences
-from attacks.catalogue import Attack, named
+from attacks.catalogue import Attack, attacks_named
 from attacks.evidence import figures
 from attacks.evidence.baseline import baseline
 from attacks.evidence.figures import accusations, clients, exposed
@@ -50,7 +50,7 @@ def audited(
 ) -> Audited:
     """The audit without a sweep; notebooks show it as a table. names: of attacks or files; empty: all."""
     settings, held = settings or Settings(), target.assembly.audit_pool
-    attacks = named(names)
+    attacks = attacks_named(names)
     why = held.why or ("" if 0 < held.members.sum() < len(held.members) else "all of the audit pool are on one side")
     made = findings(target, attacks, settings, why, progress, by_name=bool(names))
     judged = _judged(target, made, settings)

@@ -83,7 +83,7 @@ _LISTED = (
 ATTACKS = {one.name: one for one in _LISTED}
 
 
-def named(names: Iterable[str]) -> list[Attack]:
+def attacks_named(names: Iterable[str]) -> list[Attack]:
     """The attacks with these names or file paths (`from_file`), each once; without names, all listed attacks."""
     found = {}
     for name in names or ATTACKS:

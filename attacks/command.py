@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
-from attacks.catalogue import ATTACKS, named
+from attacks.catalogue import ATTACKS, attacks_named
 from attacks.options import say
 from secure_fed.errors import ConfigError, RunDirectoryError, UsageError, reported
 from secure_fed.runs.directory import read_facts
@@ -100,7 +100,7 @@ def _references(chosen: argparse.Namespace) -> int | None:
         raise UsageError(
             "--quick makes the cheapest attack and trains no references: leave --attack and --references out"
         )
-    attacks = named(chosen.attack)
+    attacks = attacks_named(chosen.attack)
     needed = chosen.attack and any(one.shadows for one in attacks)
     if chosen.attack and chosen.references is not None and not needed:
         raise UsageError(

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import DataConfig, RunConfig
-from secure_fed.errors import ConfigError, DataError, UsageError
+from secure_fed.errors import ConfigError, UsageError
+from secure_fed.learning.data import files
 
 Say = Callable[[str], None]  # tells the user what an audit is doing
 ABOVE_LIMIT, CANNOT_TELL = 4, 5  # exit statuses
@@ -135,14 +136,6 @@ class Asked:
     all_in: str = "DIR"
     scale_given: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse a folder, and a file that does not exist, before anything is loaded."""
-        for path, name in self.files:
-            if path.is_dir():
-                raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
-            if not path.exists():
-                raise DataError(f"there is no file {path}; set {name} to a file that exists")
-
     @classmethod
     def of(cls, chosen: argparse.Namespace, members: Path, others: Path | None, data: DataConfig) -> Asked:
         """The request of a command's options: model, --adapter, --device, --reference, --labels and --max-length."""
@@ -156,6 +149,13 @@ class Asked:
         if self.others is None:
             return [(self.members, self.all_in)]
         return [(self.members, "--members"), (self.others, "--non-members")]
+
+    def require_files(self) -> None:
+        """Refuse a folder, and what is no file of texts, by its name and first row."""
+        for path, name in self.files:
+            if path.is_dir():
+                raise UsageError(f"{name} is the folder {path}, which may have several splits: name one file of it")
+            files.head(path, (), name)
 
     @property
     def heading(self) -> dict[str, Any]:

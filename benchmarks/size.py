@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("secure_fed", "privacy", "protocols", "attacks")
-LIMITS = {"files": 314, "code": 39_978, "imports": 7.1, "single": 30, "once": 37}
+LIMITS = {"files": 314, "code": 39_986, "imports": 7.1, "single": 30, "once": 37}
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 _SMALL = 4  # lines
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -49,7 +49,7 @@ ORDERS = tuple(map(float, (*range(2, 33), 36, 40, 48, 56, 64, 80, 96, 128, 192, 
 FEW_ORDERS = tuple(map(float, (2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64)))
 
 _RELATIONS = {"add-remove": NeighboringRelation.ADD_OR_REMOVE_ONE, "replace-one": NeighboringRelation.REPLACE_ONE}
-_LEAST_NOISE = 1e-6
+_LEAST_NOISE, _LARGEST_NOISE = 1e-6, 1e12
 _MOST_NOISE = 1e9
 _MOST_RELEASES = 10_000_000
 _MOST_BY_PLD = 1e4  # beyond this epsilon a distribution is too wide to compute
@@ -142,8 +142,8 @@ def _multiplier(noise: float | DpEvent) -> float:
 
 
 def _positive(z: float) -> float:
-    if not _LEAST_NOISE <= z < math.inf:
-        raise PlanError(f"the noise multiplier is {z:g}; it must be a finite number of at least {_LEAST_NOISE:g}")
+    if not _LEAST_NOISE <= z <= _LARGEST_NOISE:
+        raise PlanError(f"the noise multiplier is {z:g}; it must be from {_LEAST_NOISE:g} to {_LARGEST_NOISE:g}")
     return z
 
 

@@ -24,6 +24,7 @@ from privacy.statement import CLIENTS, EVERYBODY, READER, Observer
 Outlook = Literal["long", "hard", "fine"]
 # Lengths of a round's noise, in units of the clip norm; no mean of clipped contributions is longer than one clip norm.
 LONG, HARD = 1.0, 0.1
+_MOST_ROUNDS = 1_000_000  # as of federation.rounds
 SMALL = 0.1  # noise on the final model, as a share of the longest distance that the model can move
 
 
@@ -47,6 +48,8 @@ class Setting:
         for name in ("clients", "cohort", "rounds", "dim"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise PlanError(f"{name} is {value}; it must be at least 1")
+        if self.rounds > _MOST_ROUNDS:
+            raise PlanError(f"rounds is {self.rounds}; choose at most {_MOST_ROUNDS:,}")
         if self.cohort > self.clients:
             raise PlanError(f"cohort is {self.cohort}, of {self.clients} clients; choose at most {self.clients}")
         if not 0 < self.delta * self.clients < 1:

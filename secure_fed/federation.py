@@ -125,9 +125,10 @@ class Federation:
         self.callbacks = list(callbacks)
         self._result: Result | None = None
         self._running = Lock()
+        initial = self.assembly.initial
         self._states = WeakValueDictionary(
-            {id(self.assembly.initial): self.assembly.initial}
-        )  # those of this federation
+            {id(initial): initial}
+        )  # the initial and released ones, none of them kept alive
 
     @property
     def warnings(self) -> list[str]:
@@ -211,9 +212,9 @@ class Federation:
         if event == "on_end":
             self._result = Result(**vars(news[0]))
             news = (self._result,)
-        for one in (*news, *(one.state for one in news if isinstance(one, Result))):
-            if isinstance(one, State):
-                self._states[id(one)] = one
+        state = getattr(news[-1], "state", news[-1])  # of a result, or after a round
+        if isinstance(state, State):
+            self._states[id(state)] = state
         for callback in self.callbacks:
             if hasattr(callback, event):
                 getattr(callback, event)(*news)

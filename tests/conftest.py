@@ -108,7 +108,7 @@ def durable_pragmas() -> Iterator[tuple[str, ...]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_parser() -> Iterator[None]:
-    """The command line's parser is made once, for the thousand commands of the tests."""
+    """The command line's parser is made once, for all commands of the tests."""
     from secure_fed.commands import cli
 
     with patch.object(cli, "parser", cache(cli.parser)):

@@ -109,16 +109,22 @@ NOWHERE = [  # other commands, without what they read
     "audit extract m no.csv",
     "audit prepare no.csv --out new",
     "export nowhere new",
+    "export run .",
     "predict nowhere",
     "report nowhere",
-    "coordinator found nowhere --name x card.json",
+    "coordinator found nowhere --name x node/card.json",
 ]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="coordinators and nodes need Unix")
 def test_commands_print_and_refuse_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
     """Help and lists; settings that are wrong, and a run directory that is taken."""
     (tmp_path / "rows.jsonl").write_text(ROWS)
     (tmp_path / "rows.csv").write_text("text,label\na,0\nb,1\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"label_names": [], "clients": []}')
+    node = ["--train", tmp_path / "rows.jsonl", "--coordinator", "-".join(["00ff"] * 10)]
+    assert cli.main(["node", "init", *map(str, (tmp_path / "node", *node, "--units", 5))]) == 0
     there = f"import os; os.chdir({str(tmp_path)!r})"
     wrong = [MAIN.format(["train", *(f"--set={setting}" for setting in settings.split())]) for settings in WRONG]
     taken = MAIN.format(["train", "--out", "."])

@@ -78,6 +78,7 @@ def run(chosen: argparse.Namespace) -> int:
     asked = _asked(chosen)
     if asked.recall is not None and asked.data.task not in _LANGUAGE_MODELS:
         raise UsageError(f"--recall is for language models, and the task is {asked.data.task}: leave it out")
+    asked.require_files()
     from attacks.any_model.report import as_csv, audited, show, written
     from attacks.any_model.shadows import require_fits
     from attacks.any_model.subject import opened

@@ -214,6 +214,7 @@ def _templated(asked: Asked) -> tuple[Asked, tuple[str, ...]]:
 
 def _parts(asked: Asked, task: Task) -> list[Rows]:
     """The rows of each file, with the same label numbers."""
+    asked.require_files()
     tables = [sources.of_one_party(task, [path], name) for path, name in asked.files]
     classes = _classes(asked, task, tables)
     classes = in_order(classes, asked.labels, task=asked.data.task, model=asked.model, adapter=asked.adapter)

@@ -66,6 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
     most = longest(chosen, task) if task == "chat" else (prefix or 0) + suffix
     of_model = chosen.adapter, tuple(chosen.reference), (), most, chosen.device
     asked = Asked(chosen.model, chosen.texts, None, data, *of_model, all_in="FILE")
+    asked.require_files()
     from attacks.any_model.subject import opened
     from attacks.extraction.prefix import extracted
 

@@ -41,6 +41,7 @@ def run(chosen: argparse.Namespace) -> int:
     columns = chosen.text or "", chosen.text_b or "", chosen.label or ""
     data = DataConfig("", "of the user", "", task, *columns)
     asked = Asked.of(chosen, chosen.members, chosen.non_members, data)
+    asked.require_files()
     from attacks.any_model.subject import opened
     from attacks.inference.attribute import attribute, audited
 

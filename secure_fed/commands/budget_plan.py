@@ -179,6 +179,9 @@ def _require_options(chosen: argparse.Namespace) -> None:
             raise ConfigError(f"{_option(name)} is not given, and a plan with --unit {chosen.unit} needs it").about(
                 _option(name), None, "a number"
             )
+    if chosen.momentum is not None and not 0 <= chosen.momentum < 1:
+        message = f"--momentum is {chosen.momentum:g}, but it must be at least 0 and below 1"
+        raise ConfigError(message).about("--momentum", chosen.momentum, "at least 0 and below 1")
 
 
 def _option(name: str) -> str:

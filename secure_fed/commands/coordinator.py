@@ -48,11 +48,11 @@ def _found(chosen: argparse.Namespace) -> None:
     from secure_fed.deployment.charter import MEMBERS
     from secure_fed.deployment.home import CHARTER, COORDINATOR_KEY, MEMBERS_TOML, read_card, read_key
 
-    read_key(chosen.folder / COORDINATOR_KEY)
+    read_key(chosen.folder / COORDINATOR_KEY)  # refused here, before torch is loaded; `found` reads it
     members = [read_card(card) for card in chosen.cards]
     config = RunConfig.load(chosen.config, [*chosen.set, f"data.train={MEMBERS}"])
     with activity("checking the settings, and what the noise alone does to the model"):
-        from secure_fed.deployment.coordinator import found, notes
+        from secure_fed.deployment.coordinator import found, notes  # it loads torch
 
         charter = found(chosen.folder, config, members, chosen.name)
     print(f"{chosen.folder / CHARTER}: {len(charter.members)} members, digest {charter.digest.hex()[:16]}")

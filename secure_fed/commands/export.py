@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Export, and push with --push-to-hub. The two folders are looked at before torch is loaded."""
-    if chosen.public and not chosen.push_to_hub:
+    if chosen.public and chosen.push_to_hub is None:
         raise UsageError("--public has no effect without --push-to-hub USER/NAME")
     read_facts(chosen.run_dir)
     require_empty(chosen.out_dir)
@@ -32,7 +32,7 @@ def run(chosen: argparse.Namespace) -> None:
     from secure_fed.export.trained import load_run
 
     loaded = load_run(chosen.run_dir, chosen.client, best=chosen.best)
-    if chosen.push_to_hub:
+    if chosen.push_to_hub is not None:
         require_pushable(chosen.push_to_hub, loaded.config.model.name, merged=chosen.merged)
     with activity(f"writing {chosen.out_dir}"):
         written = loaded.export(chosen.out_dir, merged=chosen.merged)
@@ -40,7 +40,7 @@ def run(chosen: argparse.Namespace) -> None:
     print(f"how to load it: {chosen.out_dir / 'README.md'}", file=sys.stderr)
     if (chosen.out_dir / LABELS).exists() and (line := loaded.card.labelled(chosen.out_dir.as_posix())):
         print(f"with PEFT, and the names of its labels: {line}", file=sys.stderr)
-    if chosen.push_to_hub:
+    if chosen.push_to_hub is not None:
         with activity(f"uploading to {chosen.push_to_hub}"):
             pushed = push(chosen.out_dir, chosen.push_to_hub, public=chosen.public)
         print(pushed)

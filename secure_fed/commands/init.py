@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from secure_fed.config import RunConfig, commented_toml
-from secure_fed.errors import ConfigError, plainly
+from secure_fed.errors import ConfigError, UsageError, plainly
 
 UNITS = {"nobody": "none", "texts": "example", "persons": "person", "parties": "client"}
 TRUSTED = ("server", "nobody")
@@ -33,6 +33,7 @@ _PARTIES = (
     *("office", "organisation", "organization", "company", "school", "centre", "center", "location", "region"),
 )
 _PERSONS = ("person", "patient", "user", "customer", "member", "employee", "subject", "author")
+_ANSWERS = ("data", "protect", "person", "parties", "label", "trust", "epsilon", "model")
 _FEW = 50  # parties that all take part in every round
 _ROWS, _CLASSES = 1000, 100  # of the first file are looked at; a column of more values is no label
 
@@ -56,11 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     label = "column that the model learns to predict (default: recognised by its name, or by its few values)"
     parser.add_argument("--label", metavar="COLUMN", help=label)
-    parser.add_argument("--trust", choices=TRUSTED, help="nobody: masks hide each party's update from the server")
-    parser.add_argument("--masks", action="store_const", dest="trust", const="nobody", help="as --trust nobody")
-    parser.add_argument(
-        "--epsilon", type=float, default=8.0, metavar="E", help="the guarantee; smaller protects more (default: 8)"
-    )
+    one_of = parser.add_mutually_exclusive_group()
+    one_of.add_argument("--trust", choices=TRUSTED, help="nobody: masks hide each party's update from the server")
+    one_of.add_argument("--masks", action="store_const", dest="trust", const="nobody", help="as --trust nobody")
+    parser.add_argument("--epsilon", type=float, metavar="E", help="the guarantee; smaller protects more (default: 8)")
     parser.add_argument("--model", metavar="NAME", help="a Hub id or a folder (default: one that suits the data)")
 
 
@@ -69,6 +69,8 @@ def run(chosen: argparse.Namespace) -> None:
         with plainly(ConfigError, f"{chosen.file} cannot be written", "name another file"):
             if chosen.file.exists():
                 raise ConfigError(f"{chosen.file} exists already; name a file that does not")
+    if chosen.all and (given := [name for name in _ANSWERS if getattr(chosen, name) is not None]):
+        raise UsageError(f"--{given[0]} has no effect beside --all, which asks nothing: leave one of the two out")
     text = commented_toml() if chosen.all else "\n".join(lines(asked(chosen), chosen)) + "\n"
     RunConfig.from_dict(tomllib.loads(text))
     if chosen.file is None:
@@ -241,7 +243,7 @@ def lines(found: Answers, chosen: argparse.Namespace) -> Iterator[str]:
         yield f'unit = "{UNITS[found.protect]}"  # protects {_MEANS[found.protect]}'
         if found.person:
             yield f"person_column = {json.dumps(found.person)}  # says whose a row is; at most 8 rows of each are used"
-        yield f"epsilon = {chosen.epsilon:g}  # smaller protects more and costs accuracy"
+        yield f"epsilon = {8.0 if chosen.epsilon is None else chosen.epsilon:g}  # smaller protects more and costs accuracy"
         delta = min(1e-5, 10.0 ** -math.ceil(math.log10(10 * max(1, found.units))))
         yield f"delta = {delta:g}  # the probability that it fails: well below one over {found.units:,} {found.protect}"
         if found.protect == "parties" and found.trust == "nobody":

@@ -197,7 +197,7 @@ def protect(
     """
     privacy, placement = config.privacy, placement_of(config)
     if not (entropy is None or isinstance(entropy, SystemEntropy) or getattr(entropy, "private", None) is False):
-        message = f"entropy is {entropy!r:.40}, and noise is from the operating system: leave it out"
+        message = f"entropy is a {type(entropy).__name__}, and noise is from the operating system: leave it out"
         raise ConfigError(message).about("entropy", type(entropy).__name__, "None, or for tests a SeededEntropy")
     if mechanism is not None:
         require_made(mechanism)

@@ -51,13 +51,8 @@ class Acceptable:
     ) -> Acceptable:
         """adapts: whether the user's own mechanism adapts the clip norm, as `privacy.clip_quantile` does."""
         federation, privacy = config.federation, config.privacy
-        clip = (
-            None
-            if adapts or privacy.clip_quantile is not None
-            else math.inf
-            if privacy.unit == "none"
-            else privacy.clip
-        )
+        fixed = math.inf if privacy.unit == "none" else privacy.clip
+        clip = None if adapts or privacy.clip_quantile is not None else fixed
         return cls(method, initial, personal, config.training, federation.rounds, federation.largest_value, clip)
 
     def require(self, request: Request, client: str) -> None:

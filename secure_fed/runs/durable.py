@@ -62,7 +62,7 @@ def require_new(out: Path | None, kind: str, endings: Sequence[str]) -> None:
 
 
 def require_empty(folder: Path) -> None:
-    """UsageError unless a folder that a command is to fill can be new, or is empty."""
+    """UsageError unless a folder to export to is new or empty."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not an empty folder: give a new one to export to")
 

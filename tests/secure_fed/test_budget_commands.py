@@ -117,6 +117,10 @@ BAD_PLANS = """
 --epsilon -1 SMALL
 --noise-multiplier 0 SMALL
 --noise-multiplier nan SMALL
+--noise-multiplier 1e300 SMALL
+--epsilon 8 SMALL --rounds 99999999999
+--epsilon 8 SMALL --momentum nan
+--epsilon 8 SMALL --momentum 1
 --noise-multiplier 1 SMALL --delta 2
 --noise-multiplier 1 SMALL --clip-norm 0
 --noise-multiplier 1 SMALL --corrupt 0.5

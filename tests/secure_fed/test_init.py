@@ -130,6 +130,7 @@ def test_the_task_is_recognised(folder: Path, capsys: pytest.CaptureFixture[str]
         ["--data", "clinics.csv", "--protect", "persons", "--person", "ward", "--parties", "3", "--trust", "server"],
         ["--data", "builtin", "--protect", "persons", "--parties", "3", "--trust", "server"],
         ["clinics.csv"],
+        ["--all", "--epsilon", "3"],
     ],
 )
 def test_what_cannot_be_is_refused_and_nothing_is_written(

@@ -72,7 +72,7 @@ def test_injected_noise_is_repeatable_and_is_called_what_it_is() -> None:
 
 @pytest.mark.parametrize("source", [KeyedEntropy(bytes(32)), SystemEntropy, SeededEntropy, 5], ids=str)
 def test_noise_of_a_key_that_somebody_holds_is_not_called_private(source: Any) -> None:
-    with refused(ConfigError, "entropy", worded=False):
+    with refused(ConfigError, "entropy"):
         toys.federation(NOISE, entropy=source)
 
 

@@ -278,6 +278,7 @@ def test_a_push_that_fails_is_one_sentence_and_leaves_the_folder(
 
 REFUSED: dict[str, tuple[list[str], bool, str | None]] = {
     "no name": (["--merged", "--push-to-hub", "a/b/c"], False, "t"),
+    "an empty name": (["--merged", "--push-to-hub", ""], False, "t"),
     "a base of this machine": (["--push-to-hub", "me/notes"], False, "t"),
     "offline": (["--merged", "--push-to-hub", "me/notes"], True, "t"),
     "nobody": (["--merged", "--push-to-hub", "me/notes"], False, None),
